@@ -250,9 +250,11 @@ class CommandRunner:
 
     def _known(self, command_id: str) -> CommandRecord | None:
         record = self._journal.look_up(command_id)
-        if record is None or record.is_final:
+        if record is not None and record.is_final:
             return record
         with self._lock:
+            if record is None and command_id in self._deadlines:
+                return CommandRecord(envelope.ACCEPTED)  # not journaled, because it only reads
             return self._unwritten.get(command_id, record)
 
     def _report_outcome(self, command: envelope.Command, outcome: CommandRecord) -> None:

@@ -26,7 +26,7 @@ class AgentCounters:
         with self._lock:
             self._late_scrapes += 1
 
-    def late_scrapes(self) -> int:  # those without GPUs
+    def late_scrapes(self) -> int:  # scrapes answered without GPUs, see `AgentCollector`
         return self._late_scrapes
 
     def redis_answered(self, at: float) -> None:

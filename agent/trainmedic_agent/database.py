@@ -141,7 +141,8 @@ class AgentDatabase:
         lock = NameLock.take(f"agent:{identity}")
         if isinstance(lock, NameLock):
             self._identity_lock = lock
-        elif lock.user in {0, os.geteuid(), self._file.owner}:  # other users could not read the file
+        # Other users can take the name too, but hold no copy, because they cannot read the file.
+        elif lock.user in {0, os.geteuid(), self._file.owner}:
             raise ConfigurationError(
                 f"{self._path} is a copy: the agent with process id {lock.pid} works from the same journal, and both "
                 "would answer for the same commands and caps. Stop that agent, or give this one an empty state "

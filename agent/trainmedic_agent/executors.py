@@ -96,7 +96,7 @@ class SupportsWithdrawal(Protocol):
 @runtime_checkable
 class SupportsAbandon(Protocol):
     def abandon(self, accepted: AcceptedCommand) -> None:
-        """Revert what an earlier process may have begun of an expired command, which may be sent again with a later
-        deadline.
+        """Revert what an earlier process may have begun of a command that is now expired or refused. It may be sent
+        again.
         """
         ...

@@ -9,7 +9,7 @@ import gzip
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from urllib.parse import parse_qs, urlsplit
 
 from msgspec import Struct
@@ -62,7 +62,7 @@ class AgentCollector(Collector):
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._read_at = float("-inf")
-        self._seen = _Seen()  # replaced as a whole: scrapes in progress show another
+        self._seen = _Seen()  # replaced, never changed: a scrape in progress shows the one it began with
         self._failures: Counter[tuple[GpuInfo, str]] = Counter()  # by GPU and reading; "all" if none succeeded
 
     def collect(self) -> Iterator[Metric]:
@@ -193,12 +193,25 @@ class Exporter:
         self._server.server_close()
 
 
+class _Named(Collector):
+    # `CollectorRegistry.restricted_registry` knows no names of a collector that does not describe itself beforehand.
+
+    def __init__(self, registry: CollectorRegistry, names: Collection[str]) -> None:
+        self._registry = registry
+        self._names = names
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if sample.name in self._names]
+            if family.samples:
+                yield family
+
+
 def _handler_of(registry: CollectorRegistry) -> type[MetricsRequestHandler]:
     class Handler(MetricsRequestHandler):
         def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
-            shown: Collector = registry
-            if names := parse_qs(urlsplit(path).query).get("name[]"):
-                shown = registry.restricted_registry(names)
+            names = parse_qs(urlsplit(path).query).get("name[]")
+            shown: Collector = _Named(registry, frozenset(names)) if names else registry
             encode, content_type = choose_encoder(accept)
             content: bytes = encode(shown)
             if "gzip" not in accept_encoding:

@@ -229,6 +229,12 @@ class Agent(Receiver):
         shutil.rmtree(self.directory)
 
 
+class ReadingAgent(Agent):
+    """A node agent whose executor only reads, so that its journal has none of the commands."""
+
+    is_only_reading = True
+
+
 class Job(Receiver):
     """A job of one rank, with one handler that keeps no record of what is in force."""
 

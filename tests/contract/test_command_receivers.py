@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.contract.command_receivers import Agent, Job, Killed, Receiver, later
+from tests.contract.command_receivers import Agent, Job, Killed, ReadingAgent, Receiver, later
 from tests.support.programs import eventually
 from trainmedic.wire import command_book, envelope
 from trainmedic.wire.command_memory import CommandMemory
@@ -68,6 +68,20 @@ def test_a_repeat_of_a_waiting_command_gives_it_more_time(receiver: Receiver, ad
     eventually(receiver.is_off_the_stream, 60, "an empty stream")
     receiver.work()
     assert receiver.done == [command.id]
+
+
+def test_a_repeat_of_a_waiting_reading_is_answered_with_it(tmp_path: Path, redis_url: str) -> None:
+    """The worker queue would stop at the second, for which nothing waits any more."""
+    agent = ReadingAgent(tmp_path / "state", redis_url)
+    try:
+        command = agent.send(agent.command())
+        agent.send(command)
+        agent.work()
+        assert agent.answered(command).status == envelope.APPLIED
+        eventually(agent.is_off_the_stream, 60, "an empty stream")
+        assert agent.done == [command.id]
+    finally:
+        agent.close()
 
 
 def test_a_forged_command_leaves_nothing_under_the_id_that_it_bears(receiver: Receiver) -> None:

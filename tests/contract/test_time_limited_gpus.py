@@ -122,8 +122,8 @@ def test_a_card_whose_call_comes_back_is_as_any_other(driver: Driver, gpus: Time
     assert threads() <= 3
 
 
-def test_many_who_ask_at_once_cost_four_threads(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
-    """None of them knows yet that the card hangs; the fifth is refused."""
+def test_many_who_ask_at_once_cost_few_threads(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
+    """None of them knows yet that the card hangs; those beyond the limit are refused."""
     gpus.inventory()
     driver.fail(POWER, gpu=0, hang=True)
     calls.keys.add(FIRST)
@@ -244,6 +244,40 @@ def test_a_call_for_which_no_thread_starts_is_no_call_under_way(monkeypatch: pyt
                 calls.run(FIRST, lambda: 1)
     assert calls.is_free()
     assert calls.run(FIRST, lambda: 1) == 1
+    calls.dismiss()
+
+
+def test_gpus_are_known_where_no_thread_starts(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Presence and metrics lack the readings alone, also where many processes leave no room for a thread."""
+    gpus = TimeLimitedGpus(NvmlGpus(), calls := TimeLimitedCalls())
+    assert len(gpus.inventory().gpus) == 2
+    calls.dismiss()
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        inventory = gpus.inventory()
+        assert len(inventory.gpus) == 2
+        assert "no thread for a driver call" in inventory.problems[0]
+        assert gpus.xids() == {}
+        assert len(presence(gpus)["gpus"]) == 2
+        gpus.close()
+    gpus.close()
+
+
+def test_all_parts_of_an_agent_may_wait_for_the_driver_at_once() -> None:
+    """As at the start, where opening a driver takes seconds per card: none is told that it is stuck."""
+    calls, opened = TimeLimitedCalls(), threading.Event()
+    results: list[bool] = []
+    parts = ("gpu", "facts", "health", "presence", "exporter", "log-news")
+    asking = [
+        threading.Thread(target=lambda: results.append(calls.run("the driver", opened.wait, 60.0)), name=name)
+        for name in parts
+    ]
+    for thread in asking:
+        thread.start()
+    opened.set()
+    for thread in asking:
+        thread.join(60)
+    assert results == [True] * len(parts)
     calls.dismiss()
 
 

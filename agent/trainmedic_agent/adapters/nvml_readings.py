@@ -15,7 +15,8 @@ _RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _NO_SUCH_LINK = (*UNAVAILABLE, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 _UNSIGNED_INT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT
 
-# NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC, and the totals of GPUs before Hopper, whose sums are taken.
+# Counters whose sum is taken: NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY and _CRC; on GPUs before Hopper, the totals
+# of CRC flit errors, CRC data errors, replays and recoveries over all links.
 _NVLINK_ERRORS = ((161, 162, 163), (38, 45, 52, 59))
 
 # By name in ``unread``. Each returns fields of `GpuReading`, or of `GpuLinks`, for a handle.

@@ -91,7 +91,7 @@ class NvmlSessions:
         return f"{session.name}/{self._times_lost[uuid]}"
 
     def forgotten_limit(self, uuid: str, present: int) -> int | None:
-        """Return the limit in mW that the driver forgot. Forget it, and return None, if another is `present` since."""
+        """Return the limit in mW that the driver forgot, if any. It is dropped once `present` shows another was set."""
         forgotten = self._forgotten.get(uuid)
         if forgotten is None or forgotten[1] == present:
             return forgotten[0] if forgotten else None
@@ -148,7 +148,10 @@ class NvmlSessions:
                 raise GpuFailure(f"{self._closed_for} is being reset; try again")
             self._closed_for = uuid
             try:
-                if not self._ended.wait_for(lambda: self._in_flight == 0, _CLOSE_SECONDS) or not self._may_close():
+                if (
+                    not self._ended.wait_for(lambda: self._in_flight == 0, _CLOSE_SECONDS)
+                    or not self._prepare_closing()
+                ):
                     raise GpuFailure("a call to the driver does not return, so NVML cannot be closed")
                 self._shut_down()
             except BaseException:
@@ -172,7 +175,7 @@ class NvmlSessions:
         if session is not None:
             has_waited = self._monotonic() - session.opened_at >= _REOPEN_SECONDS
             is_due = self._is_stale or ((session.problems or session.lost) and has_waited)
-            if is_due and self._may_close():
+            if is_due and self._prepare_closing():
                 self._shut_down()
                 session = None
         if session is None:
@@ -181,16 +184,18 @@ class NvmlSessions:
             session = self._session = self._open_nvml()
         return session
 
-    def _may_close(self) -> bool:
+    def _prepare_closing(self) -> bool:
+        """Return whether NVML may be closed. Note the limits that the driver may forget then."""
         if self._in_flight or self._calls.stuck():
             return False
-        if self._session is not None:  # these calls may get stuck too
+        if self._session is not None:  # reading the limits may get stuck too
             self._at_closing = {} if self._is_stale else self._forgettable(self._session)
         return not self._calls.stuck()
 
     def _forgettable(
         self, session: NvmlSession, uuids: Collection[str] | None = None, unread: set[str] | None = None
     ) -> dict[str, int]:
+        """Return limits in mW by UUID. Failed cards go to `unread`."""
         limits: dict[str, int] = {}
         for uuid in session.handles if uuids is None else session.handles.keys() & uuids:
             try:

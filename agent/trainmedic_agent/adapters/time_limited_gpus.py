@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 CARD_SECONDS = 4.0  # seconds; a call takes milliseconds
 DRIVER_SECONDS = 20.0  # seconds; without persistence mode, opening takes 1-2 s per card
-RESET_SECONDS = 150.0  # seconds, with `act`
-_MOST_CALLS = 5  # concurrent calls to a card: three worker queues, presence, exporter
+RESET_SECONDS = 150.0  # seconds; nvidia-smi, which resets the card, has 120
+_MOST_CALLS = 6  # concurrent calls with a key: queues gpu, facts and health, presence, exporter, and `ReaderNews`
 _KEPT_IDLE = 2  # threads
 _DRIVER = "NVIDIA's driver"
 
@@ -151,7 +151,7 @@ class TimeLimitedGpus:
         """Return the last known GPUs while the driver does not respond."""
         try:
             self._last = self._calls.run(_DRIVER, self._inner.inventory, DRIVER_SECONDS)
-        except GpuStuck as error:
+        except GpuFailure as error:
             return gpus.Inventory(self._last.gpus, (*self._last.problems, str(error)), self._last.driver)
         self._is_open = True
         return self._last
@@ -185,6 +185,8 @@ class TimeLimitedGpus:
             self._xids = self._calls.run(_DRIVER, self._inner.xids, DRIVER_SECONDS)
         except GpuStuck:
             log.debug("cannot read XIDs: a driver call has not returned")
+        except GpuFailure as error:
+            log.debug("cannot read XIDs", extra={"reason": str(error)})
         return self._xids
 
     def close(self) -> None:
@@ -195,12 +197,12 @@ class TimeLimitedGpus:
             return
         try:
             self._calls.run(_DRIVER, self._inner.close, DRIVER_SECONDS)
-        except GpuStuck as error:
+        except GpuFailure as error:
             log.warning("cannot close NVML", extra={"reason": str(error)})
         self._calls.dismiss()
 
     def _call_card(self, uuid: str, function: Callable[[], T]) -> T:
-        """Open the driver in a separate call, which takes longer."""
+        """Call the card. Opening the driver takes longer, so it is a separate call."""
         if not self._is_open:
             self.inventory()
         return self._calls.run(uuid, function)

@@ -52,7 +52,7 @@ def agent(ctx: click.Context, /, **flags: Any) -> None:
         own_log.configure(loaded.log_level)
         for variable, nearest in settings.misspelt(os.environ):
             log.warning("an environment variable is unknown", extra={"variable": variable, "nearest": nearest})
-        # Waited for instead of handled: no handler then ever meets a lock that the code under it holds.
+        # Wait for signals instead of handling them: a handler could need a lock that the interrupted code holds.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         wiring.run(loaded, _wait_for_a_signal)
     except ConfigurationError as error:

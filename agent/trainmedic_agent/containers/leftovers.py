@@ -21,6 +21,8 @@ from trainmedic_agent.disk.report import printable
 
 _STOPPED = frozenset({"exited", "dead", "created"})
 _MAX_EXAMPLES = 3
+_MAX_REASONS = 30  # the engine's texts may each name another object, and a larger output would not be kept
+_OTHER = "other"
 _CONFLICT, _NOT_FOUND = 409, 404
 _NO_NAME = "<none>"
 _PARTLY_UNTAGGED = "partly_untagged"
@@ -35,6 +37,9 @@ class Pruning(Struct):
     left: dict[str, list[str]] = field(default_factory=dict)
 
     def leave(self, reason: str, name: str) -> None:
+        is_of_engine = " " in reason  # else one of ours
+        if is_of_engine and reason not in self.left and len(self.left) >= _MAX_REASONS:
+            reason = _OTHER
         self.left.setdefault(reason, []).append(name)
 
     def output(self) -> Mapping[str, Any]:

@@ -5,8 +5,8 @@
 - ``noatime`` or read-only, also in containers: reads leave no trace.
 - File systems other than `_KEEPING` have their own rules.
 
-If reads may leave no trace, ages count from the last change, and reads must be watched (``read_watch``). Reads with
-``O_NOATIME`` or ``ProtectSystem=strict`` are never detected.
+Where reads may leave no trace, they must be watched (``read_watch``); ages count from the last change or recorded
+access. Reads with ``O_NOATIME`` or ``ProtectSystem=strict`` are never detected.
 """
 
 from __future__ import annotations

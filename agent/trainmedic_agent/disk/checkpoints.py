@@ -2,9 +2,9 @@
 
 - **Complete**: has a file that is written last, or a file next to it names it or a later one as the latest (DeepSpeed,
   Megatron).
-- **Kept**: the newest complete ones and as many unknown ones, two or ``keep_newest`` if more, by write time and also by
-  step, which differ after a rollback; rollback targets; the Hugging Face trainer's best; all, if a file needed for the
-  decision is unreadable.
+- **Kept**: all, if a file needed for the decision is unreadable. Else rollback targets, the Hugging Face trainer's
+  best, and the newest: two complete and two unknown ones, or ``keep_newest`` if more, by write time and as many by
+  step, which differ after a rollback.
 """
 
 from __future__ import annotations

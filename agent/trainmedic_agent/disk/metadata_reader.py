@@ -13,7 +13,7 @@ from trainmedic_agent.disk import metadata_child
 from trainmedic_agent.log_opening.own_files import ENTRY, READ, reopened
 from trainmedic_core.confined_process import START_SECONDS, ConfinedProcess
 
-_LATEST_BYTES, _STATE_BYTES = 256, 4096
+_LATEST_BYTES, _STATE_BYTES = 256, 4096  # read of a file; the wanted value is near its beginning
 _LONGEST_ANSWER = 8192  # bytes
 
 

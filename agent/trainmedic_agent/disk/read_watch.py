@@ -88,7 +88,7 @@ class ReadWatch:
     def _watch(self, directories: Iterable[WalkedDirectory], *, is_recursive: bool) -> None:
         if not self._seconds:
             return
-        before = len(self._opened)
+        before = len(self._opened)  # a directory that is watched since an earlier batch needs no further wait
         for directory in directories:
             if not self._throttle.may_continue():
                 return

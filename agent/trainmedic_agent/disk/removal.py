@@ -166,10 +166,10 @@ def refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | Non
 
 
 def may_hide_reads(fd: int | None, age_by: AgeBy, access_times: AccessTimes) -> bool:
-    """Return whether an attribute may leave reads unrecorded that count."""
+    """Return whether a file attribute may hide reads that count."""
     if age_by is not AgeBy.USED:
         return False
-    if fd is None:  # unreadable, so are its attributes
+    if fd is None:  # its attributes are unreadable too; without access times, reads are watched anyway
         return not access_times.untraced
     return bool(_attributes(fd) & _NO_ACCESS_TIME)
 

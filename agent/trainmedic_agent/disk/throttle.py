@@ -24,7 +24,7 @@ from trainmedic_agent.disk.report import Reason
 log = logging.getLogger(__name__)
 
 _WORK_SECONDS = 0.01  # work between rests
-_MAX_REST_SECONDS = 2.0
+_MAX_REST_SECONDS = 2.0  # a stop is noticed after a rest
 _MAX_REST_RATIO, _MIN_REST_RATIO = 16.0, 1.0  # rest time as a multiple of work time
 _CONTENTION = 0.05  # fraction of a rest in which tasks wait for the disk, from which on rests grow
 _NICE = 10  # a tenth of an ordinary share of a core

@@ -38,7 +38,7 @@ class WalkedDirectory(Struct, eq=False):
         return "/".join([self.root.path, *self.names(), *([name] if name else [])])
 
     def reopen(self) -> int:
-        """Open the directory now at this path, possibly another one, so callers compare each entry. Raises OSError."""
+        """Open the directory now at this path. It may be another, so callers compare each entry. Raises OSError."""
         fd = os.dup(self.root.fd)
         for name in self.names():
             try:

@@ -1,4 +1,4 @@
-"""CPU, memory and disk facts. Of network file systems, which can block, only the root."""
+"""CPU, memory and disk facts. Network file systems can block, so only the root may be one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NETWORK = re.compile(
     r"nfs|cifs|smb|ceph|lustre|beegfs|gpfs|glusterfs|afs|9p|fuse|wekafs|virtiofs|gfs2|ocfs2|orangefs|daos|vastnfs"
 )
 _OCTAL = re.compile(r"\\([0-7]{3})")
+# A container's root is an overlay; data loaders use shared memory.
 _ALWAYS_LISTED = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
-"""A container's root is an overlay; data loaders use shared memory."""
 
 
 class CpuTimes(Struct, frozen=True):

@@ -19,15 +19,14 @@ LEAST_SAMPLES = 5  # values with fewer samples are not compared
 KEPT_SAMPLES = 100  # the last of each value
 SAMPLE_EVERY = timedelta(hours=1)
 """For counters and states. Each measured speed is a sample."""
+# Shares of the usual speed. Below the first it is degraded unless it usually varies as much; below the second always.
 _SLOW_SHARE, _TOO_SLOW_SHARE = 0.8, 0.5
-"""Shares of the usual speed. One below the first is degraded unless it varies as much, below the second always."""
-_MOST_DEVIATIONS = 5
-"""Deviations above the median that a counter's growth may have."""
+_GROWTH_DEVIATIONS, _SPEED_DEVIATIONS = 5, 3  # standard deviations from the median that count as usual
 LEAST_GROWTH: Mapping[str, float] = {"link_downs": 3, "link_errors": 100, "pcie_replays": 10, "nvlink_errors": 10}
 """Errors in an hour. As many occur on good links."""
 _OTHER_LEAST_GROWTH = 10.0
 _LASTING_KEYS = ("port_rate ",)  # beginnings of keys whose parts must stay
-_DEVIATIONS_OF_NORMAL = 1.4826  # standard deviations of a normal distribution in its median absolute deviation
+_PER_MEDIAN_DEVIATION = 1.4826  # standard deviation of a normal distribution per median absolute deviation
 
 
 class CounterMark(Struct, frozen=True):
@@ -128,9 +127,9 @@ def _compared(value: HealthValue, amount: float, samples: Sequence[float]) -> He
     if len(samples) < LEAST_SAMPLES:
         return None
     usual = statistics.median(samples)
-    spread = _DEVIATIONS_OF_NORMAL * statistics.median(abs(sample - usual) for sample in samples)
+    spread = _PER_MEDIAN_DEVIATION * statistics.median(abs(sample - usual) for sample in samples)
     if value.kind is ValueKind.COUNTER:
-        most = usual + max(_MOST_DEVIATIONS * spread, LEAST_GROWTH.get(value.name, _OTHER_LEAST_GROWTH))
+        most = usual + max(_GROWTH_DEVIATIONS * spread, LEAST_GROWTH.get(value.name, _OTHER_LEAST_GROWTH))
         verdict = HealthVerdict.OK if amount <= most else HealthVerdict.DEGRADED
         return _check(value, verdict, f"{amount:.3g} an hour", f"{most:.3g} at most, usually {usual:.3g}")
     if usual == 0:
@@ -138,7 +137,7 @@ def _compared(value: HealthValue, amount: float, samples: Sequence[float]) -> He
     unit = f" {value.unit}" if value.unit else ""
     lowest = usual
     if value.kind is ValueKind.SPEED:
-        lowest = max(min(_SLOW_SHARE * usual, usual - 3 * spread), _TOO_SLOW_SHARE * usual)
+        lowest = max(min(_SLOW_SHARE * usual, usual - _SPEED_DEVIATIONS * spread), _TOO_SLOW_SHARE * usual)
     verdict = HealthVerdict.OK
     if amount < lowest:
         verdict = HealthVerdict.DEGRADED if amount > 0 else HealthVerdict.FAILED

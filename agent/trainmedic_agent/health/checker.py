@@ -1,4 +1,4 @@
-"""All checks of a level, one level at a time."""
+"""All checks of a level, and their record."""
 
 from __future__ import annotations
 
@@ -62,6 +62,8 @@ class RecordedHealth(Struct, frozen=True):
 
     def examine(self, examination: Examination) -> HealthReport:
         report, changed = self.checker.examine(examination, self.record.histories)
+        if examination.is_over():
+            return report  # not recorded, because the stop says nothing about the node
         of_load_test = tuple(check for check in report.checks if check.name in burn.CHECKS)
         quick = tuple(check for check in report.checks if check.name not in burn.CHECKS)
         self._add(replace(report, level=Level.QUICK, checks=quick), changed)

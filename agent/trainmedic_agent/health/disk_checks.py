@@ -64,7 +64,7 @@ def _add_error_count(results: CheckResults, part: str, count: int | None) -> Non
 
 
 def _local_mounts(proc: Path) -> Iterator[tuple[str, bool]]:
-    """Yield a mount point of each local file system, and whether that is writable, not only its mount."""
+    """Yield each local file system's first mount point, and whether the file system, not the mount, is writable."""
     seen: set[str] = set()
     mounts = (proc / "self" / "mountinfo").read_bytes().decode(errors="backslashreplace")  # to be stored as text
     for line in mounts.rstrip("\n").split("\n"):

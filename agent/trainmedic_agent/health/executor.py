@@ -1,4 +1,4 @@
-"""Executor of ``node.health``, and the regular quick check. They have a worker queue: a load test takes minutes."""
+"""Executor of ``node.health``, and the regular quick check, in their own worker queue: a load test takes minutes."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class AgentEnd:
         """Send the first messages. Pings and searches wait for this."""
         if all(self.send(message, generation) for message in messages):
             with self._changed:
-                self._is_greeted = generation == self.generation
+                self._is_greeted = generation == self.generation and self._stream is not None
                 self._changed.notify_all()
 
     def beat(self) -> bool:

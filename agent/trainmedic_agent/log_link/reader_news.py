@@ -36,7 +36,7 @@ class ReaderNews:
         self._uuids = uuids
         self._store_token = store_token
         self._counters = counters
-        self._generation = 0  # of the last greeted reader, 0 before the first
+        self._generation = 0  # of the last reader seen, greeted or gone before; 0 before the first
         self._gpus = GpusNow({})
         self._access = StoreAccess()
         self._gpus_due = self._changes_due = 0.0
@@ -62,20 +62,24 @@ class ReaderNews:
 
     def _round(self) -> None:
         generation = self._link.generation
-        if generation != self._generation and self._link.is_connected:
-            self._update_gpus()
-            self._access = self._store_access()
-            self._relay.begin_generation(generation)
-            first: list[AgentMessage] = [self._gpus]
-            if self._welcome.policy.ship is not None:
-                first.append(self._access)
-            # The welcome comes last: it starts the reading.
-            self._link.greet([*first, self._welcome], generation)
+        if generation != self._generation:
+            if self._link.is_connected:
+                self._greet(generation)
             self._generation = generation
-            self._changes_due = time.monotonic() + _CHANGES_SECONDS
         if generation and time.monotonic() >= self._changes_due:
             self._changes_due = time.monotonic() + _CHANGES_SECONDS
             self._send_changes(generation)
+
+    def _greet(self, generation: int) -> None:
+        self._update_gpus()
+        self._access = self._store_access()
+        self._relay.begin_generation(generation)
+        first: list[AgentMessage] = [self._gpus]
+        if self._welcome.policy.ship is not None:
+            first.append(self._access)
+        # The welcome comes last: it starts the reading.
+        self._link.greet([*first, self._welcome], generation)
+        self._changes_due = time.monotonic() + _CHANGES_SECONDS
 
     def _send_changes(self, generation: int) -> None:
         known, access = self._gpus, self._access

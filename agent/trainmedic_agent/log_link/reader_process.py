@@ -23,6 +23,7 @@ from trainmedic_core import confined_child, kill_as_user
 DEFAULT_USER = "trainmedic-reader"
 # IDs of user and group if the default user is missing. The first that this user namespace maps is used.
 WITHOUT_ACCOUNT = (2_100_000_017, 60_999)
+_LARGEST_ID = 2**32 - 2  # the number after it means "no change" to setresuid(2) and chown(2)
 _JOURNAL_GROUP = "systemd-journal"
 _STACKS = 16 * 8 * 1024**2  # address space in bytes that threads reserve for stacks and mostly do not use
 _PASSED_ON = (
@@ -48,6 +49,8 @@ def reader_user(name: str | None) -> ReaderUser:
     """
     if name is not None and name.isascii() and name.isdigit():
         number = int(name)
+        if number > _LARGEST_ID:
+            raise ConfigurationError(f"--reader-user: {name} is no user's number; use 0 to {_LARGEST_ID}")
         is_without_account = number in WITHOUT_ACCOUNT and not _has_account(number)
         return ReaderUser(number, _group_of(number), is_without_account)
     try:
@@ -186,6 +189,9 @@ def confine(user: ReaderUser, memory: int) -> None:
     most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Each followed or searched file needs a descriptor. systemd's soft limit is 1,024, its hard limit 524,288.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def end_with(parent: int) -> None:

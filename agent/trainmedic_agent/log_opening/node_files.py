@@ -24,7 +24,7 @@ class UnreadReason(StrEnum):
     OUTSIDE = "outside"  # Not below the policy's paths
     FORBIDDEN = "forbidden"
     """Not readable by the agent's user, or by one who placed or named it."""
-    TOO_MANY = "too_many"  # More files than the policy lets the agent follow
+    TOO_MANY = "too_many"  # More files than the policy, or the limit of open files, lets the agent follow
 
 
 class LogRefused(Exception):

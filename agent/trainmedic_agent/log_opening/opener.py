@@ -66,7 +66,11 @@ class FileOpener:
     def _add_connection(self, descriptor: int | None) -> None:
         if descriptor is None:
             return
-        further = socket.socket(fileno=descriptor)
+        try:
+            further = socket.socket(fileno=descriptor)
+        except OSError:  # another kind of file
+            os.close(descriptor)
+            raise
         if not self._free_connections.acquire(blocking=False):
             log.warning("too many connections to the opener", extra={"most": MOST_CONNECTIONS})
             further.close()

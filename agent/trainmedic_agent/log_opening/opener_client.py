@@ -39,8 +39,10 @@ class OpenerClient:
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
         answer, descriptor = self._ask(OpenFile(os.fsencode(path), Namer.of(named_by)))
-        if not isinstance(answer, Opened) or descriptor is None:
+        if not isinstance(answer, Opened):
             raise _broken("the opener sent no file")
+        if descriptor is None:  # the kernel passes none beyond this process's limit
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
         return descriptor
 
     def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
@@ -70,7 +72,11 @@ class OpenerClient:
             self._first.close()
 
     def _ask(self, request: Request) -> tuple[OpenerAnswer, int | None]:
-        opener_frames.send(self._connection(), request)
+        try:
+            opener_frames.send(self._connection(), request)
+        except OSError:
+            self._forget_connection()
+            raise
         return self._receive()
 
     def _receive(self) -> tuple[OpenerAnswer, int | None]:
@@ -78,11 +84,11 @@ class OpenerClient:
         connection: _Connection = self._local.connection
         try:
             received = connection.reader.answer()
-        except FrameError as error:
-            del self._local.connection
+        except (FrameError, OSError) as error:
+            self._forget_connection()
             raise _broken(str(error)) from error
         if received is None:
-            del self._local.connection
+            self._forget_connection()
             raise _broken("the opener has gone")
         answer: OpenerAnswer = received[0]
         if isinstance(answer, RefusedAnswer):
@@ -90,6 +96,9 @@ class OpenerClient:
         if isinstance(answer, Failed):
             raise OSError(answer.number, answer.text)
         return answer, received[1]
+
+    def _forget_connection(self) -> None:
+        vars(self._local).pop("connection", None)  # the next request makes another
 
     def _connection(self) -> socket.socket:
         if not hasattr(self._local, "connection"):

@@ -17,7 +17,7 @@ HALF_LIFE = 60.0  # seconds
 _LEAST_SECONDS = 1e-6  # seconds per turn, so that turns alternate under a stopped clock
 _MOST_REMEMBERED = 20_000  # jobs and users
 _HOUR = 3600.0  # seconds
-_LINE_PERIOD = 10.0  # seconds whose lines a job can save
+_LINE_PERIOD = 10.0  # seconds of budget that a job can save
 _USER_FACTOR = 4  # a user's budget, as a multiple of a job's
 # Share of its budget that a job has even if its user's is used up: a user's jobs cannot silence each other.
 _FREE_SHARE = 0.02

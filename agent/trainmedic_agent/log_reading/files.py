@@ -266,7 +266,8 @@ class FileFollowing(Generic[FollowedT]):
             # A rename does not assign an open file to another job.
             is_in_place = found.origin is not None and found.origin.stream == followed.origin.stream
             if is_in_place and found.origin is not None and not followed.has_origin(found.origin):
-                followed.change_origin(found.origin)
+                with contextlib.suppress(OSError):  # the next poll reports errors, and the next scan tries again
+                    followed.change_origin(found.origin)
         owners = {key: file.file.owner for key, file in self._followed.items()}
         chosen = shares(owners, wanted, self._max_files, self._max_job_files)
         for key in chosen.closed:
@@ -312,8 +313,10 @@ class FileFollowing(Generic[FollowedT]):
         except PermissionError:
             self._unopened[key] = UnreadReason.FORBIDDEN
             return None
-        except OSError:
-            return None  # vanished or replaced
+        except OSError as error:  # else vanished or replaced
+            if error.errno == errno.EMFILE:
+                self._unopened[key] = UnreadReason.TOO_MANY
+            return None
         if chosen.is_of_first_scan and key not in self._known:
             is_whole = known.origin.source in KERNEL_SOURCES
             file.start_at(found.size - (FARTHEST_BEHIND if is_whole else FIRST_BYTES))

@@ -183,6 +183,7 @@ class JournalReader:
         except (ValueError, KeyError, TypeError):
             return None
         self._has_read = True
+        at = max(at, self._microsecond[0])  # a processor can store a line after a later one of another
         same = self._microsecond[1] + 1 if self._microsecond[0] == at else 0
         self._microsecond = (at, same)
         place = at * _PLACES_PER_MICROSECOND + min(same, _PLACES_PER_MICROSECOND - 1)

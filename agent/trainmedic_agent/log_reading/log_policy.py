@@ -60,7 +60,7 @@ class LogsPolicy(Struct, frozen=True):
     """Files followed, most recently written first."""
     max_lines: int = DEFAULT_MAX_LINES
     """Per second of a file; the kernel's log is unlimited."""
-    max_job_files: int = DEFAULT_MAX_JOB_FILES  # of `max_files`
+    max_job_files: int = DEFAULT_MAX_JOB_FILES  # of one job, within `max_files`
     max_job_lines: int = DEFAULT_MAX_JOB_LINES
     """Per second of a job's files together."""
     max_job_entries: int = DEFAULT_MAX_JOB_ENTRIES

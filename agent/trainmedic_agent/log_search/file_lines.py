@@ -59,7 +59,7 @@ def _statx() -> ctypes._NamedFuncPointer | None:
 PIECE = 256 * 1024  # bytes per read
 UNTIMED_BYTES = 1024 * 1024  # bytes searched at the end of files without times
 _BISECTED_BYTES = 256 * 1024  # bytes at which a bisection ends
-_MANY_BYTES = 4 * 1024 * 1024  # bytes from which on lines that arrived in time are checked for old timestamps
+_MANY_BYTES = 4 * 1024 * 1024  # with more bytes since the window's begin, those that state earlier times are skipped
 _BYTES_BEFORE = 64 * 1024  # bytes read before the first match, for the time of an earlier line
 _PROBE = 64 * 1024  # bytes of a probe for a time
 _PROBES = 4  # most probes for one time
@@ -106,7 +106,10 @@ class FileLines(LinesOfFile):
         return place.offset <= self._size and place.mark in (0, self._mark(place.offset))
 
     def marked(self, place: FilePlace) -> FilePlace:
-        return place._replace(mark=self._mark(place.offset))
+        try:
+            return place._replace(mark=self._mark(place.offset))
+        except OSError:  # this file can no longer be read, but the others' lines are found
+            return place
 
     def _mark(self, offset: int) -> int:
         begin = max(offset - _MARKED_BYTES, 0)

@@ -57,4 +57,6 @@ class KernelLines(WantedLines):
         number = reader.fileno()
         if number is None or len(self._lines) > _MOST_KERNEL_LINES:
             return []
-        return reader.read() if select.select([number], [], [], _WAIT_SECONDS)[0] else []
+        poll = select.poll()  # select(2) takes no descriptor above 1023, of which a reader may have many
+        poll.register(number, select.POLLIN)
+        return reader.read() if poll.poll(_WAIT_SECONDS * 1000) else []

@@ -134,7 +134,7 @@ class LogSearcher:
             ]
             budget.restart_time()  # a page makes progress even if opening is slow
             opened += self._kernel_lines(line_filter, places, budget, stack, notes)
-            lines, is_cut = _merge(opened, min(most, MOST_LINES))
+            lines, is_cut = _merge(opened, min(most, MOST_LINES), unreadable)
             reached = {**places, **{file.key: file.marked(file.place) for file in opened}}
         if places:
             notes, left_out = [], {}  # already on the first page
@@ -264,7 +264,7 @@ class LogSearcher:
         unopened: list[str],
         unreadable: dict[str, str],
     ) -> Iterable[WantedLines]:
-        """`unopened` takes a note on what is not opened in time, `unreadable` reasons by path."""
+        """`unopened` takes a note on what is not opened in time, `unreadable` reasons by path or key."""
         until = time.monotonic() + OPEN_SECONDS
         # The launcher's log repeats lines of ranks that have their own files, in torchrun's folder ``ranks-<node>``.
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
@@ -364,8 +364,8 @@ def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[
     lines.begin(places)
 
 
-def _merge(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
-    """Return the next lines by time, and whether lines that were read are left."""
+def _merge(files: Sequence[WantedLines], most: int, unreadable: dict[str, str]) -> tuple[list[FoundLine], bool]:
+    """Return the next lines by time, and whether lines that were read are left. `unreadable` takes reasons by key."""
     heads: list[tuple[datetime, int, FoundLine]] = []
     latest: dict[int, datetime] = {}
 
@@ -374,6 +374,7 @@ def _merge(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bo
             line = files[number].next()
         except OSError as error:
             log.warning("cannot continue reading a log", extra={"reason": error.strerror})
+            unreadable[files[number].key] = error.strerror or type(error).__name__
             return
         if line is not None:
             latest[number] = max(line.at, latest.get(number, line.at))
@@ -415,5 +416,5 @@ def places_of_json(text: str) -> dict[str, FilePlace]:
             str(key): FilePlace(int(offset), bool(is_skipping), read_time(at) if at else BEGINNING, *map(int, mark))
             for key, (offset, is_skipping, at, *mark) in members.items()
         }
-    except (TypeError, AttributeError, KeyError) as error:
+    except (TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError("the cursor is not from this agent") from error

@@ -78,7 +78,7 @@ class WantedLines(ABC):
         self._booted_at = datetime.fromtimestamp(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), UTC)
         self._mask = LineMask()
         self._waiting: deque[PlacedLine] = deque()
-        # The next stated time, and the place up to which it is the next.
+        # A place, and the next stated time of lines before it, None if none is near.
         self._following: tuple[int, datetime | None] = (-1, None)
         self._left_out: Counter[str] = Counter()
         self._left_out_since: datetime | None = None
@@ -99,7 +99,7 @@ class WantedLines(ABC):
         """Queue more lines, and set `has_more`; False without any or without budget. Raises OSError."""
 
     def marked(self, place: FilePlace) -> FilePlace:
-        """Return the place with its mark, if files of this kind have marks. Raises OSError."""
+        """Return the place with its mark, if files of this kind have marks."""
         return place
 
     @property

@@ -28,7 +28,7 @@ _NEAR_ARRIVAL = timedelta(minutes=15)  # a time without a zone counts, in the no
 _FILE_OFFSETS = 500
 _MILLISECOND = 1_000_000  # in nanoseconds
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
-_MOST_ARRIVALS = 600  # per file
+_MOST_ARRIVALS = 600  # per file; even, see `Arrivals.record`
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -142,8 +142,8 @@ class Arrivals:
             return
         self._sizes.append(size)
         self._times.append(now)
-        if len(self._sizes) > _MOST_ARRIVALS:  # keep the later of two
-            self._sizes, self._times = self._sizes[1::2], self._times[1::2]
+        if len(self._sizes) > _MOST_ARRIVALS:  # keep the later of two, the last among them
+            self._sizes, self._times = self._sizes[::2], self._times[::2]
 
     def of(self, place: int, now: datetime) -> datetime:
         """Return when the byte at `place` had arrived; forget earlier bytes."""

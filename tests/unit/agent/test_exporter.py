@@ -262,3 +262,18 @@ def test_the_endpoint_answers_over_http_and_says_when_it_cannot(
             Exporter(collector(), "127.0.0.1", served.port)
     finally:
         served.close()
+
+
+def test_a_scrape_may_ask_for_some_metrics_by_name(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:
+    """As Prometheus does with ``params: {name[]: [...]}``."""
+    served = Exporter(collector(), "127.0.0.1", 0)
+    asked = "name[]=gpu_temperature_celsius&name[]=process_open_fds"
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics?{asked}", timeout=60) as reply:
+            families = list(text_string_to_metric_families(reply.read().decode()))
+    finally:
+        served.close()
+    assert {family.name: len(family.samples) for family in families} == {
+        "gpu_temperature_celsius": 2,
+        "process_open_fds": 1,
+    }

@@ -402,6 +402,31 @@ def test_a_file_that_cannot_be_read_is_counted(node: SearchedNode, error: Except
     assert told == ([f"1 files on n1 cannot be read ({reason}); lines may be missing"] if reason else [])
 
 
+class UnreadableFiles(OwnFiles):
+    """The node's files, of which one is opened but cannot be read, as on a file system that fails in between."""
+
+    def open(self, path: str, named_by: NamedBy | None = None) -> int:
+        return os.open(path, os.O_WRONLY) if "attempt-9" in path else super().open(path, named_by)
+
+
+def test_a_file_that_can_no_longer_be_read_keeps_no_other_from_the_page(node: SearchedNode) -> None:
+    """Its lines may be missing, and that is said."""
+    node.write(3)
+    other = node.log.parent.with_name("attempt-9") / node.log.name
+    other.parent.mkdir()
+    node.write(3, other)
+    search = LogSearcher(LogsPolicy(roots=(str(node.root),)), "n1", zone=UTC, files=UnreadableFiles())
+    page = search.page(QUERY, {})
+    assert len(page.lines) == 3
+    assert "1 files on n1 cannot be read (Bad file descriptor); lines may be missing" in page.notes
+
+
+@pytest.mark.parametrize("cursor", ['{"f": [1e999, false, "", 1]}', '{"f": [0, false, "", 1e999]}', "[" * 100_000])
+def test_a_place_that_no_page_has_given_is_refused(cursor: str) -> None:
+    with pytest.raises(ValueError, match="the cursor is not from this agent"):
+        searcher.places_of_json(cursor)
+
+
 def test_the_time_for_reading_begins_after_the_files_are_open() -> None:
     """Otherwise each page of many files would be empty, and the next one too."""
     budget = ReadBudget(1000, 0.0)

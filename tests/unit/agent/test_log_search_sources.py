@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -50,3 +52,22 @@ def test_the_journal_of_the_kernel_is_searched_page_by_page(tmp_path: Path, monk
     assert [each.text for each in second.lines] == ["eth0: link becomes ready", "mlx5_core: link down"]
     assert search.page(query, second.places).lines == []
     assert search.page(QUERY, {}).lines == []
+
+
+def test_the_journal_is_searched_by_a_reader_with_many_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process has a descriptor above 1023 then, which select(2) does not take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("this process may not open so many files")
+    journal = Journal(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    journal.add("c1", int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6) - 30_000_000, "eth0: link down")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1024):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        search = LogSearcher(policy_of(kernel="journal"), "gpu-07")
+        assert [line.text for line in search.page(replace(QUERY, kernel=True), {}).lines] == ["eth0: link down"]

@@ -8,10 +8,11 @@ from typing import Any, cast
 import pytest
 
 from tests.support.repairs import accepted
+from trainmedic.wire.output import fitting
 from trainmedic_agent.containers import executor
 from trainmedic_agent.containers.engine_api import ContainerEngine, EngineAnswer
 from trainmedic_agent.containers.executor import PruneContainersExecutor
-from trainmedic_agent.containers.leftovers import LeftoverRemover
+from trainmedic_agent.containers.leftovers import LeftoverRemover, Pruning
 from trainmedic_agent.containers.policy import ContainersPolicy, Leftover
 from trainmedic_agent.errors import CommandFailed, CommandUnsupported
 
@@ -109,3 +110,15 @@ def test_a_failure_tells_what_was_removed_before(error: Exception, monkeypatch: 
     with pytest.raises(CommandFailed, match="no") as failed:
         PruneContainersExecutor(policy).perform(accepted("disk.prune_containers"))
     assert failed.value.output["removed"] == {"dangling_images": 1}
+
+
+def test_however_many_texts_an_engine_has_the_output_is_kept() -> None:
+    """Each text of a failing storage driver names another object."""
+    pruning = Pruning()
+    for number in range(3000):
+        pruning.leave(f"container {number:0256x}: device or resource busy", f"{number:0100x}")
+    pruning.leave("in_use", "c1")
+    output = pruning.output()
+    assert output["left"]["in_use"]["count"] == 1
+    assert fitting(output) is output
+    assert sum(left["count"] for left in output["left"].values()) == 3001

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from trainmedic_agent.errors import JournalUnavailable
 from trainmedic_agent.health import health_metrics, record
 from trainmedic_agent.health.baseline import CounterMark, ValueHistory
+from trainmedic_agent.health.checker import Examination, RecordedHealth
 from trainmedic_agent.health.checks import HealthCheck, HealthReport, HealthVerdict, Level
 from trainmedic_agent.health.record import HealthRecord, recorded_values
 from trainmedic_agent.journal import Journal
@@ -107,3 +109,18 @@ def test_an_old_quick_result_is_unknown(journal: Journal) -> None:
         ("burn",): AT.timestamp(),
         ("quick",): AT.timestamp(),
     }
+
+
+def test_a_load_test_that_a_stop_has_ended_replaces_no_result(journal: Journal) -> None:
+    """The command is resumed at the agent's next start; until then the node is as it was known."""
+    record, checker = HealthRecord(journal), Mock()
+    passed, stopped = (
+        HealthReport(Level.BURN, AT, (HealthCheck("burn", "", verdict, "a", "b"),))
+        for verdict in (HealthVerdict.OK, HealthVerdict.UNKNOWN)
+    )
+    health = RecordedHealth(checker, record)
+    checker.examine.return_value = passed, {}
+    health.examine(Examination(Level.BURN))
+    checker.examine.return_value = stopped, {}
+    assert health.examine(Examination(Level.BURN, is_over=lambda: True)) == stopped
+    assert record.results[Level.BURN].verdict is HealthVerdict.OK

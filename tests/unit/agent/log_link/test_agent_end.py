@@ -14,12 +14,15 @@ import pytest
 from tests.support.programs import eventually
 from tests.unit.agent.log_link.linking import LONG, LinkedAgent, PlayedReader
 from trainmedic_agent.errors import CommandFailed, CommandInterrupted, CommandRejected
-from trainmedic_agent.log_link import agent_end, metric_families
+from trainmedic_agent.log_link import agent_end, link_socket, metric_families
+from trainmedic_agent.log_link.agent_end import AgentEnd
 from trainmedic_agent.log_link.link_socket import Peer
 from trainmedic_agent.log_link.messages import (
     LARGEST_OF_READER,
+    AgentMessage,
     FailureKind,
     FindingBatch,
+    GpusNow,
     LogMetric,
     LogSample,
     MetricKind,
@@ -158,6 +161,29 @@ def test_a_reader_that_does_not_answer_is_ended(agent: LinkedAgent) -> None:
     assert agent.link.beat()
     second.send(pong(second.gets(Ping).number))
     eventually(lambda: agent.link.is_up, LONG, "the second reader", every=0.01)
+
+
+def test_who_ends_during_the_greeting_does_not_count_as_the_next(
+    agent: LinkedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader ignores heartbeats before its greeting, and would be ended for it."""
+    first = agent.reader()
+
+    def send_last(message: AgentMessage, generation: int | None = None) -> bool:
+        is_sent = AgentEnd.send(agent.link, message, generation)
+        first.socket.close()
+        agent.lost_it()
+        return is_sent
+
+    with monkeypatch.context() as patched:
+        patched.setattr(agent.link, "send", send_last)
+        agent.link.greet([GpusNow({})], agent.link.generation)
+    second = PlayedReader(link_socket.connect(agent.directory))
+    eventually(lambda: agent.link.is_connected, LONG, "the second reader", every=0.01)
+    assert agent.link.beat()
+    agent.link.greet([GpusNow({})], agent.link.generation)
+    second.gets(GpusNow)
+    second.socket.close()
 
 
 def test_findings_wait_for_one_another(agent: LinkedAgent) -> None:

@@ -24,8 +24,9 @@ from trainmedic_core import confined_child
 from trainmedic_server.errors import ConfigurationError
 
 _CONFINED = """
-import os, sys
+import os, resource, sys
 from trainmedic_agent.log_link import reader_process
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 reader_process.confine(reader_process.own_user(), 96 * 1024**2)
 def outcome(act):
     try:
@@ -37,6 +38,7 @@ print(outcome(lambda: bytearray(400 * 1024**2)))
 status = open("/proc/self/status").read()
 print(*(int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("CapPrm", "CapEff", "CapAmb"))))
 print(next(line.split()[1] for line in status.splitlines() if line.startswith("NoNewPrivs")))
+print(len(set(resource.getrlimit(resource.RLIMIT_NOFILE))))
 """
 
 _KILLS_A_READER = """
@@ -81,12 +83,19 @@ print("ended")
 """
 
 
-def test_a_confined_process_has_no_capability_and_little_memory() -> None:
-    """Whatever user starts it."""
+@pytest.mark.parametrize("number", [2**32 - 1, 2**32, 10**30])
+def test_a_number_that_no_user_can_have_is_refused(number: int) -> None:
+    """The first of them would leave the reader the agent's user."""
+    with pytest.raises(ConfigurationError, match=r"--reader-user: .* use 0 to 4294967294"):
+        reader_process.reader_user(str(number))
+
+
+def test_a_confined_process_has_no_capability_little_memory_and_many_files() -> None:
+    """Whatever user starts it, and with whatever soft limit of open files."""
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     command = [sys.executable, "-c", _CONFINED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["MemoryError", "0 0 0", "1"]
+    assert done.stdout.splitlines() == ["MemoryError", "0 0 0", "1", "1"]
 
 
 def test_secrets_are_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

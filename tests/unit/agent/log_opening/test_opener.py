@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -163,6 +165,16 @@ def test_descriptors_of_the_asker_are_closed(place: Path, served: Served) -> Non
     os.close(first)
 
 
+def test_a_descriptor_that_is_no_connection_is_closed(served: Served) -> None:
+    """Else a reader that was taken over could use up the opener's descriptors."""
+    first, second = os.pipe()
+    with contextlib.suppress(BrokenPipeError):  # the opener is quick to close the connection too
+        opener_frames.send(served.raw, opener_frames.AddConnection(), second)
+    os.close(second)
+    assert select.select([first], [], [], 10.0)[0], "the other end of the pipe is closed"
+    os.close(first)
+
+
 OPENER = """
 import socket, sys
 from pathlib import Path
@@ -213,3 +225,42 @@ def test_a_client_says_when_the_opener_has_gone(place: Path) -> None:
     with pytest.raises(OSError, match=r"gone|[Bb]roken pipe"):
         client.open(str(place / "x.log"))
     client.close()
+
+
+def test_a_client_whose_connection_was_refused_connects_again(place: Path) -> None:
+    """The opener closes it with the request unread, which resets it."""
+    own, far = socket.socketpair()
+    opener = FileOpener(OwnFiles())
+    opener._free_connections = threading.BoundedSemaphore(1)
+    opener._free_connections.acquire()
+    thread = threading.Thread(target=opener.serve, args=(far,))
+    thread.start()
+    client, path = OpenerClient(own), file(place / "x.log", "x\n")
+    with pytest.raises(OSError, match=r"gone|reset|[Bb]roken pipe"):
+        client.open(str(path))
+    opener._free_connections.release()
+    assert read(client, path) == "x\n"
+    client.close()
+    thread.join(WAIT_SECONDS)
+
+
+def test_a_client_with_too_many_open_files_says_so(place: Path) -> None:
+    """The kernel leaves out a descriptor that is beyond the limit."""
+    own, far = socket.socketpair()
+    client = OpenerClient(own)
+
+    def answer() -> None:
+        added = FrameReader(far).request()
+        assert added is not None
+        assert added[1] is not None
+        with socket.socket(fileno=added[1]) as further:
+            FrameReader(further).request()
+            opener_frames.send(further, Opened())
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with pytest.raises(OSError, match="Too many open files"):
+        client.open(str(place / "x.log"))
+    thread.join(WAIT_SECONDS)
+    client.close()
+    far.close()

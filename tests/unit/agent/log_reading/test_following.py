@@ -8,12 +8,15 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.unit.agent.log_reading.reading import Reading, policy_of
 from trainmedic_agent.disk import removal
 from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.log_opening.node_files import NamedBy
+from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading import files, followed_file, log_files, log_store, rule_runner
 from trainmedic_agent.log_reading.log_files import FilePosition, GrowingFile
 from trainmedic_agent.log_reading.streams import BYTES_AROUND
@@ -486,4 +489,33 @@ def test_an_open_file_that_gets_the_name_of_another_job_stays_its_own_jobs(tmp_p
     assert [(update.finding.origin.job, update.finding.line) for update in reading.updates()] == [
         ("own", f"MARK {mark}") for mark in (1, 2, 3)
     ]
+    reading.kill()
+
+
+def test_a_file_whose_origin_cannot_change_keeps_no_other_from_being_opened(
+    reading: Reading, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file system fails just then."""
+    write(logs / "a.log", 1)
+    reading.step()
+    failing = Mock(side_effect=OSError(errno.ESTALE, "Stale file handle"))
+    monkeypatch.setattr(followed_file.FollowedFile, "has_origin", lambda *_: False)
+    monkeypatch.setattr(followed_file.FollowedFile, "change_origin", failing)
+    write(logs / "b.log", 2)
+    reading.step()
+    assert failing.called
+    assert reading.marks() == ["1", "2"]
+
+
+def test_files_beyond_the_limit_of_open_files_are_counted(tmp_path: Path, logs: Path) -> None:
+    """They are not gone."""
+
+    class Full(OwnFiles):
+        def open(self, path: str, named_by: NamedBy | None = None) -> int:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+
+    reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/*.log"]), opened_by=Full())
+    write(logs / "a.log", 1)
+    reading.step()
+    assert reading.counters.refused == {"too_many": 1}
     reading.kill()

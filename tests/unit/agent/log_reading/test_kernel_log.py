@@ -144,6 +144,20 @@ def test_the_journal_is_read_as_kmsg_would_be(journal: Journal) -> None:
     assert "--dmesg --output=json" in journal.calls.read_text()
 
 
+def test_lines_of_two_processors_are_all_read_in_the_order_of_the_journal(journal: Journal) -> None:
+    """Each takes a line's time before it stores the line. Reading from the start gives them the same places."""
+    journal.add("c1", 1_000_000, "NVRM: Xid of one")
+    journal.add("c2", 999_999, "NVRM: Xid of another")
+    expected = [b"3,16000000,1000000,-;NVRM: Xid of one", b"3,16000001,1000000,-;NVRM: Xid of another"]
+    reader = JournalReader(0, "", str(journal.program))
+    assert journal.read(reader, 2) == expected
+    reader.close()
+    journal.add("c3", 2_000_000, "new")
+    reader = JournalReader(16_000_001, "", str(journal.program))
+    assert journal.read(reader, 1) == [b"3,32000000,2000000,-;new"]
+    reader.close()
+
+
 def test_a_cursor_that_the_journal_has_lost_costs_no_line_and_repeats_none(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.unit.agent.log_shipping.shipping import Agent
 from trainmedic.wire import log_layout
+from trainmedic_agent.log_shipping.entries import Arrivals
 from trainmedic_agent.log_shipping.ship_counters import LostReason
 from trainmedic_agent.log_shipping.ship_policy import ShipPolicy, StoreKind
 from trainmedic_agent.log_shipping.store_access import StoreAccess
@@ -518,3 +519,13 @@ def test_a_token_that_is_no_header_is_not_shown() -> None:
     assert (answer.outcome, answer.reason) == (Outcome.LATER, "unavailable")
     assert "s3cret" not in answer.text
     assert "token" in answer.text
+
+
+def test_of_many_arrivals_the_last_is_kept() -> None:
+    """What comes last of a file that is far behind has not come when it is read."""
+    arrivals, began = Arrivals(), datetime(2026, 1, 1, tzinfo=UTC)
+    for number in range(2000):
+        arrivals.record(10 * (number + 1), now := began + timedelta(seconds=number))
+        assert arrivals._sizes[-1] == 10 * (number + 1)
+    assert len(arrivals._sizes) <= 600
+    assert arrivals.of(10 * 2000 - 1, began + timedelta(hours=5)) == now
