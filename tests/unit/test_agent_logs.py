@@ -17,7 +17,7 @@ from trainmedic.wire import envelope
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.no_logs import NoLogsExecutor
 from trainmedic_logs.domain import log_pages
-from trainmedic_logs.domain.log_search import LogQuery, TimeKnownBy
+from trainmedic_logs.domain.log_search import LogQuery, TimeKnownBy, left_out
 from trainmedic_server.adapters import agent_logs
 from trainmedic_server.adapters.agent_logs import AgentLogs
 from trainmedic_server.adapters.system_clock import SystemClock
@@ -52,6 +52,18 @@ async def test_a_node_that_reads_no_logs_says_so(node: LogNode, tmp_path: Path) 
     deaf.executor = NoLogsExecutor()
     (batch,) = await asked(BusOfNodes(names([node, deaf])), "gpu-01", "gpu-02")
     assert "gpu-02: this node's policy has no logs part" in batch.notes[0]
+
+
+async def test_a_search_cut_between_two_batches_names_the_last_line_shown(
+    node: LogNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes on from there misses nothing, and reads nothing twice."""
+    monkeypatch.setattr(agent_logs, "BATCH", 100)
+    for number in range(1, 150):
+        node.write("llm-1", 1, NOW + timedelta(milliseconds=number), "a line")
+    batches = await asked(BusOfNodes(names([node])), "gpu-01")
+    assert [len(batch.lines) for batch in batches] == [100, 0]
+    assert left_out(100, batches[0].lines[-1].at) in batches[-1].notes
 
 
 async def test_where_no_node_can_be_asked_that_is_an_error() -> None:

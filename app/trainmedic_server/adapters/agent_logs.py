@@ -65,15 +65,16 @@ class AgentLogs:
         self._turns_of_silent = asyncio.Semaphore(_MOST_NODES_AT_ONCE)
 
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
-        left = most
+        left, last = most, query.since
         answers = self._begin(query, nodes, timedelta(seconds=SEARCH_SECONDS))
         async for batch in self._merged_batches(query, answers):
+            lines = batch.lines[:left]
+            last = lines[-1].at if lines else last
             if len(batch.lines) > left:
-                last = batch.lines[left - 1].at if left else query.since
                 notes = (*batch.notes, *_left_out_notes(answers), left_out(most, last))
-                yield LogBatch(batch.lines[:left], notes)
+                yield LogBatch(lines, notes)
                 return
-            left -= len(batch.lines)
+            left -= len(lines)
             yield batch
         if counted := _left_out_notes(answers):
             yield LogBatch(notes=counted)

@@ -68,16 +68,17 @@ class StoredLogs:
         self._page = page
 
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
-        left = most
+        left, last = most, query.since
         nodes = () if query.is_search else nodes  # Without known nodes of the job, kernel lines are not searched.
         try:
             async for lines, gaps in self._new_lines(query, nodes, self._end(query), set()):
+                shown = [each.line for each in lines[:left]]
+                last = shown[-1].at if shown else last
                 if len(lines) > left:
-                    last = lines[left - 1].line.at if left else query.since
-                    yield LogBatch([each.line for each in lines[:left]], (*gaps, left_out(most, last)))
+                    yield LogBatch(shown, (*gaps, left_out(most, last)))
                     return
-                left -= len(lines)
-                yield LogBatch([each.line for each in lines], gaps)
+                left -= len(shown)
+                yield LogBatch(shown, gaps)
             asked = [name for name in _OPTIONAL_FIELDS if getattr(query, name) is not None]
             if asked:
                 names = " or ".join(name.replace("_", " ") for name in asked)
