@@ -86,6 +86,8 @@ LIE = {"at": "2026-01-31T12:00:00Z", "node": "gpu-99", "source": "training", "li
         log_pages.packed({"lines": [{"line": 3}], "cursor": [], "end": True, "notes": []}),
         log_pages.packed({"lines": [LIE], "end": True, "notes": []}),
         log_pages.packed({"lines": 3, "cursor": [], "end": True, "notes": []}),
+        log_pages.packed({"lines": ["x"], "cursor": [], "end": True, "notes": []}),
+        log_pages.packed({"cursor": [], "end": True, "notes": []}),
     ],
 )
 async def test_an_answer_that_makes_no_sense_is_told_and_costs_nothing_else(node: LogNode, page: Any) -> None:

@@ -20,6 +20,7 @@ from trainmedic.wire import envelope
 from trainmedic_core.target import TargetKind
 from trainmedic_logs.domain import log_pages
 from trainmedic_logs.domain.log_search import READ, WITHDRAW, FoundLine, LeftOut, LogQuery, left_out, left_out_notes
+from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.errors import LogsUnavailable, NotFound
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.logs import LogBatch
@@ -234,7 +235,7 @@ class AgentLogs:
             return None
         try:
             return _checked(log_pages.unpacked(reply.output.get("page")))
-        except (ValueError, TypeError) as error:
+        except UNREADABLE as error:
             answer.silence = f"its answer cannot be read: {error}"
             return None
 
@@ -250,10 +251,10 @@ def _withdrawal(command: envelope.Command) -> envelope.Command:
 
 
 def _checked(page: dict[str, Any]) -> dict[str, Any]:
-    for line in page.get("lines", ()):
+    if not all(isinstance(page.get(name), list) for name in ("lines", "cursor", "notes")) or "end" not in page:
+        raise ValueError("it has no lines, cursor, notes or end")
+    for line in page["lines"]:
         FoundLine.of_json(line)
-    if not isinstance(page.get("cursor"), list) or not isinstance(page.get("notes"), list) or "end" not in page:
-        raise ValueError("it has no cursor, notes or end")
     counts = page.get("left_out", {})
     if not isinstance(counts, dict) or not all(isinstance(each, dict) for each in counts.values()):
         raise ValueError("its counts of excluded lines are malformed")
