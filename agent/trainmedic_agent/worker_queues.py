@@ -57,7 +57,7 @@ class WorkerQueue:
                 self._stopping.wait(_PAUSE_AFTER_ERROR)
 
     def _run_due_tasks(self) -> float:
-        """Return the seconds until a task is due, 0 if one was: a command may have arrived while it ran."""
+        """Return the seconds until the next is due."""
         wait = threading.TIMEOUT_MAX
         for task in self._tasks:
             try:
@@ -68,7 +68,7 @@ class WorkerQueue:
                 self._log_error()
                 seconds = _PAUSE_AFTER_ERROR
             if seconds is not None:
-                wait = min(wait, max(seconds, 0.0))
+                wait = min(wait, max(seconds, 0.0))  # none after a task: a command may have arrived while it ran
         return wait
 
     def _next(self, wait: float) -> AcceptedCommand | None:

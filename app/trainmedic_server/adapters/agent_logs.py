@@ -33,7 +33,7 @@ _POLL_SECONDS = 2.0
 _POLL_SECONDS_PER_NODE = 0.02
 _MOST_NAMED = 5  # Nodes in a note.
 MOST_SEARCHED = 500  # Nodes asked if those of the job are unknown.
-_ASKED_WITHIN = timedelta(seconds=30)  # Of these, nodes not asked by then are left out.
+_ASKED_WITHIN = timedelta(seconds=30)  # Of these, nodes not asked by then count as silent.
 SEARCH_SECONDS = 60.0
 
 
@@ -138,7 +138,7 @@ class AgentLogs:
     async def _merged_batches(
         self, query: LogQuery, answers: Sequence[_NodeAnswer], is_repeat: bool = False
     ) -> AsyncGenerator[LogBatch, None]:
-        """Ask the nodes and yield their lines in order of time. In an `is_repeat` of a request, all may be silent."""
+        """Ask the nodes and yield their lines in order of time. With `is_repeat`, all may be silent."""
         notes = await self._ask(query, answers)
         if not is_repeat and all(answer.silence for answer in answers):
             raise LogsUnavailable(_missing_lines(answers))

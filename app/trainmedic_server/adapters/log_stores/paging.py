@@ -20,7 +20,7 @@ LARGEST_PAGE = 5000  # Loki's maximum
 _POLL_SECONDS = 2.0
 _LATE = timedelta(seconds=15)  # How far following looks back.
 _LATE_AFTER_OUTAGE = timedelta(seconds=90)
-"""Older lines may arrive so long after an outage: agents push again within a minute."""
+"""The same after an outage or gaps: agents push again within a minute."""
 _MOST_KNOWN = 100_000  # Lines remembered as shown.
 _OPTIONAL_FIELDS = ("rank", "local_rank", "node_rank", "attempt")
 NANOSECONDS = 1_000_000_000
