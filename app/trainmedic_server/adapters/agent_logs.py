@@ -30,7 +30,7 @@ BATCH = 500  # lines
 PATIENCE = timedelta(seconds=15)  # For one page.
 _MOST_NODES_AT_ONCE = 32
 _POLL_SECONDS = 2.0
-_POLL_SECONDS_PER_NODE = 0.02
+_POLL_SECONDS_PER_NODE = 0.02  # at most 50 nodes a second
 _MOST_NAMED = 5  # Nodes in a note.
 MOST_SEARCHED = 500  # Nodes asked if those of the job are unknown.
 _ASKED_WITHIN = timedelta(seconds=30)  # Of these, nodes not asked by then count as silent.
