@@ -60,7 +60,7 @@ class PeriodicTask(Protocol):
         ...
 
     def run(self) -> None:
-        """Do what is due. After an exception, it runs again a second later."""
+        """Do what is due. After an exception, it runs again within a second."""
         ...
 
 
