@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from msgspec import Struct, field
+
 from trainmedic_server.domain.message import NO_CHANNEL, Severity
 from trainmedic_server.errors import ChannelMissing, ConfigurationError, PermanentFailure, TemporaryFailure
 
@@ -34,7 +36,7 @@ class AppriseNotifier:
                 raise ConfigurationError(f"notification channel {name!r} has no URL")
         self._channels = {name: tuple(urls) for name, urls in channels.items()}
         self._loading = threading.Lock()
-        self._loaded: dict[str, tuple[_Service, ...]] = {}
+        self._loaded: dict[str, _Channel] = {}
 
     async def notify(
         self, title: str, message: str, to: str | Sequence[str] | None, severity: Severity = Severity.INFO
@@ -46,13 +48,9 @@ class AppriseNotifier:
         missing = [name for name in names if name not in self._channels]
         if missing:
             raise ChannelMissing(f"there is no channel {missing[0]!r}; there are: {', '.join(sorted(self._channels))}")
-        services: list[_Service] = []
-        reasons: list[str] = []
-        for name in names:
-            try:
-                services += await asyncio.to_thread(self._load, name)
-            except PermanentFailure as error:  # the other channels still get the message
-                reasons.append(str(error))
+        channels = await asyncio.to_thread(lambda: [self._load(name) for name in names])
+        services = [service for channel in channels for service in channel.services]
+        reasons = [reason for channel in channels for reason in channel.unusable]
         if reasons and not services:
             raise PermanentFailure("; ".join(reasons))
         outcomes = await asyncio.gather(*(service.send(title, message, _TYPES[severity]) for service in services))
@@ -71,15 +69,22 @@ class AppriseNotifier:
                 reasons.append("the others received it")
             raise PermanentFailure(f"{'; '.join(reasons)}, so it is not sent again")
 
-    def _load(self, name: str) -> tuple[_Service, ...]:
-        """Raises PermanentFailure."""
+    def _load(self, name: str) -> _Channel:
         with self._loading:
             if name not in self._loaded:
-                self._loaded[name] = tuple(
-                    _Service(name, _apprise_of(url, f"URL {number} of channel {name!r}"))
-                    for number, url in enumerate(self._channels[name], 1)
-                )
+                channel = _Channel()
+                for number, url in enumerate(self._channels[name], 1):
+                    try:
+                        channel.services.append(_Service(name, _apprise_of(url, f"URL {number} of channel {name!r}")))
+                    except PermanentFailure as error:  # the other URLs still get each message
+                        channel.unusable.append(str(error))
+                self._loaded[name] = channel
             return self._loaded[name]
+
+
+class _Channel(Struct):
+    services: list[_Service] = field(default_factory=list)
+    unusable: list[str] = field(default_factory=list)  # Why, by URL.
 
 
 class _Sent(Enum):

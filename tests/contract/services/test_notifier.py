@@ -75,10 +75,13 @@ async def test_a_url_that_cannot_be_read_is_not_told(caplog, capsys):
     assert "s3cret" not in f"{caught.value}{caplog.text}{printed.out}{printed.err}"
 
 
-async def test_a_url_that_cannot_be_read_keeps_no_message_from_other_channels(peer):
+@pytest.mark.parametrize("channel", ["oncall", "team"])
+async def test_a_url_that_cannot_be_read_keeps_no_message_from_others(peer, channel):
     """It is a typing error in one of them, and all are needed at night."""
-    notifier = AppriseNotifier({"oncall": [_json(peer, "/oncall")], "team": ["slakc://s3cret/token"]})
-    with pytest.raises(PermanentFailure, match=r"URL 1 of channel 'team'.*; the others received it"):
+    channels = {"oncall": [_json(peer, "/oncall")]}
+    channels[channel] = ["slakc://s3cret/token", *channels.get(channel, [])]
+    notifier = AppriseNotifier(channels)
+    with pytest.raises(PermanentFailure, match=rf"URL 1 of channel '{channel}'.*; the others received it"):
         await notifier.notify("t", "m", None)
     assert [one.path.rstrip("/") for one in peer.requests] == ["/oncall"]
 
