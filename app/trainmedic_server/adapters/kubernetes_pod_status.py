@@ -176,6 +176,8 @@ def _kind_of_kubelet(reason: str, message: str) -> PodFaultKind | None:
 def _container_faults(pod: Object, status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
     training = _training_containers(pod.get("spec") or {})
     stopped_at = _deletion_requested_at(pod["metadata"])
+    unready = next((each for each in _conditions(status, "ContainersReady") if each.get("status") == "False"), {})
+    unready_at = _time(unready.get("lastTransitionTime"))
     for container in _mappings(status.get("containerStatuses")):
         name = _text(container.get("name"))
         states = [state for which in ("lastState", "state") if isinstance(state := container.get(which), Mapping)]
@@ -183,10 +185,10 @@ def _container_faults(pod: Object, status: Mapping[str, Any], outline: PodOutlin
             terminated = state.get("terminated")
             if isinstance(terminated, Mapping):
                 yield from _faults_of_ended(terminated, outline, name, name in training, stopped_at)
-        yield from _faults_of_waiting(container, outline, name)
+        yield from _faults_of_waiting(container, outline, name, unready_at)
     # An init container does not train: only what keeps it from starting is a fault.
     for container in _mappings(status.get("initContainerStatuses")):
-        yield from _faults_of_waiting(container, outline, _text(container.get("name")))
+        yield from _faults_of_waiting(container, outline, _text(container.get("name")), unready_at)
 
 
 def _faults_of_ended(
@@ -212,7 +214,9 @@ def _faults_of_ended(
     )
 
 
-def _faults_of_waiting(container: Mapping[str, Any], outline: PodOutline, name: str) -> Iterator[PodFault]:
+def _faults_of_waiting(
+    container: Mapping[str, Any], outline: PodOutline, name: str, unready_at: datetime | None
+) -> Iterator[PodFault]:
     state = container.get("state")
     waiting = state.get("waiting") if isinstance(state, Mapping) else None
     if not isinstance(waiting, Mapping):
@@ -221,7 +225,9 @@ def _faults_of_waiting(container: Mapping[str, Any], outline: PodOutline, name: 
     last = container.get("lastState")
     before = last.get("terminated") if isinstance(last, Mapping) else None
     # It waits since its last end, or since the pod got its node. An end that was not observed has no time.
-    at = (_time(before.get("finishedAt")) if isinstance(before, Mapping) else None) or outline.placed_at
+    at = outline.placed_at
+    if isinstance(before, Mapping):
+        at = _time(before.get("finishedAt")) or unready_at or at
     kind = None
     if reason in _IMAGE_REASONS:
         kind = PodFaultKind.IMAGE

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import pods
 from tests.support.clocks import START
-from tests.support.pods import disrupted, ended, event, pod, waiting
+from tests.support.pods import disrupted, ended, event, pod, waiting, written
 from tests.unit.diagnosis.test_job_diagnoses import World
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.diagnosis.pods import own_pod_test
@@ -182,11 +182,17 @@ async def test_a_job_that_does_not_start_is_told_as_such(
     assert reason in verdict["summary"]
 
 
-async def test_a_container_whose_last_end_nobody_saw_still_waits_for_its_image() -> None:
-    """After a restart of its node the kubelet states no time of the end."""
+@pytest.mark.parametrize("has_condition", [True, False])
+async def test_a_container_whose_last_end_nobody_saw_still_waits_for_its_image(has_condition: bool) -> None:
+    """After a restart of its node the kubelet states no time of the end. The job may have run for days."""
     cluster = Cluster()
     unseen = {"terminated": {"reason": "ContainerStatusUnknown", "exitCode": 137, "finishedAt": None}}
-    cluster.change(pod(AT, containerStatuses=[{**waiting("ImagePullBackOff", "not found"), "lastState": unseen}]))
+    placed_at = AT - timedelta(days=3) if has_condition else AT
+    changed = pod(placed_at, containerStatuses=[{**waiting("ImagePullBackOff", "not found"), "lastState": unseen}])
+    if has_condition:
+        unready = {"type": "ContainersReady", "status": "False", "lastTransitionTime": written(AT)}
+        changed["status"]["conditions"].append(unready)
+    cluster.change(changed)
     [faults] = cluster.pods.faults().values()
     assert [(fault.reason, fault.at) for fault in faults] == [("ImagePullBackOff", AT)]
 
