@@ -133,9 +133,10 @@ class HttpxCaller:
             return await asyncio.to_thread(read)
         except OSError as error:  # SSLError is one
             names = " or ".join(filter(None, (access.ca, access.certificate)))
+            key = " and their key without a password" if access.certificate is not None else ""
             raise TemporaryFailure(
                 f"{names}: the file cannot be used: {error.strerror or type(error).__name__}; name a file with PEM "
-                "certificates that the server can read"
+                f"certificates{key} that the server can read"
             ) from error
 
     def _path(self, name: str) -> Path:

@@ -284,3 +284,4 @@ def test_a_key_with_a_password_is_refused(tmp_path: Path) -> None:
     os.close(terminal)
     os.close(child)
     assert "TRAINMEDIC_HTTP_CERT: the file cannot be used" in called.stdout
+    assert "key without a password" in called.stdout
