@@ -293,7 +293,7 @@ def test_a_reader_whose_links_end_at_once_pauses_between_them(tmp_path: Path) ->
     command = [sys.executable, "-m", "trainmedic_agent", "agent-reader", "--state-dir", str(tmp_path)]
     reader = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": PYTHON_PATH})
     try:
-        eventually(take_link, 30, "a first link")
+        eventually(take_link, 60, "a first link")
         until = time.monotonic() + 2.0
         while time.monotonic() < until:
             take_link()

@@ -180,18 +180,20 @@ def test_an_answer_without_the_records_is_no_empty_list(commands: Commands, scri
 
 
 @pytest.mark.parametrize(
-    ("script", "reason"),
+    ("script", "seconds", "reason"),
     [
-        ("echo 'fatal: Could not establish a configuration source' >&2; exit 1", "Could not establish"),
-        ("exit 1", "ended with status 1"),
-        ("exec sleep 60", "did not end in time"),
+        ("echo 'fatal: Could not establish a configuration source' >&2; exit 1", 60.0, "Could not establish"),
+        ("exit 1", 60.0, "ended with status 1"),
+        ("exec sleep 600", 3.0, "did not end in time"),
     ],
 )
-def test_a_list_of_parsers_that_cannot_be_read_is_a_failure(commands: Commands, script: str, reason: str) -> None:
+def test_a_list_of_parsers_that_cannot_be_read_is_a_failure(
+    commands: Commands, script: str, seconds: float, reason: str
+) -> None:
     """As without slurmctld on a node that gets its slurm.conf from it. A refusal would end the attempts."""
     commands.answers(script)
     with pytest.raises(CommandFailed, match=reason):
-        read(commands.reading(), seconds=3.0)
+        read(commands.reading(), seconds=seconds)
 
 
 def test_a_scontrol_without_the_servers_parser_is_refused(commands: Commands) -> None:
