@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from tests.support.clocks import ManualClock
+from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.redis_connection import RedisOutage
 from trainmedic_server.adapters.redis_outbox import CommandOutbox
 from trainmedic_server.errors import StoreUnavailable
@@ -32,3 +34,21 @@ async def test_a_server_that_may_not_act_keeps_its_commands_without_an_error() -
         await asyncio.wait([task])
     assert [(entry["log_level"], entry["reason"]) for entry in logged] == [("warning", "it was moved")]
     assert metrics.loop_errors.labels(loop="commands")._value.get() == 0
+
+
+async def test_a_server_that_may_not_act_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last commands stay unsent, which is no reason to leave the rest of the server's end undone."""
+
+    def refuse() -> None:
+        raise StoreUnavailable("it was moved")
+
+    bus = RedisBus("redis://127.0.0.1:1", ManualClock(), Metrics(), fence=refuse)
+    closed = []
+
+    async def note_closed(client: Redis) -> None:
+        closed.append(client)
+
+    monkeypatch.setattr(Redis, "aclose", note_closed)
+    await bus.start()
+    await bus.close()
+    assert closed == [bus._client, bus._reading]

@@ -85,7 +85,8 @@ class RedisBus:
     async def close(self) -> None:
         await end_tasks(self._tasks)
         if self._tasks and not self._reader_outage.is_on:
-            with contextlib.suppress(*FAULTS):  # Unacknowledged replies are delivered again.
+            # Unacknowledged replies are delivered again. A server that may not act sends nothing.
+            with contextlib.suppress(*FAULTS, errors.StoreUnavailable):
                 await self._outbox.flush()
         self._tasks = []
         await self._client.aclose()
