@@ -37,6 +37,7 @@ class ShippedFile:
     ) -> None:
         self.file = file
         self.origin = replace(known.origin, generation=known.position.generation)
+        self.is_failing = False  # the last read raised OSError
         self.maker = EntryMaker(self.origin, booted_at, oldest, int(known.stream.get("at", 0)))
         self._positions = positions
         self._counters = counters

@@ -33,7 +33,8 @@ class ShippedKernel:
     ) -> None:
         """`last`: an earlier process's last entry, in nanoseconds."""
         self.reader = reader
-        self._origin = origin
+        self.origin = origin
+        self.is_failing = False  # the last read raised OSError
         self._booted_at = booted_at
         self._maker = EntryMaker(origin, booted_at, oldest, last)
         self._counters = counters
@@ -64,7 +65,7 @@ class ShippedKernel:
         self._at = self._unsent.popleft().at
 
     def place_json(self) -> Mapping[str, Any]:
-        place = {**self.reader.place_json(), "boot": self._origin.generation}
+        place = {**self.reader.place_json(), "boot": self.origin.generation}
         waiting = [entry.place for entry in self._unsent] + [number for number, _ in self._raw]
         if self._head is not None:
             waiting.append(self._head.place)

@@ -308,7 +308,12 @@ def _made_unique(entry: StoreEntry, seen: set[tuple[int, Labels, str]]) -> Store
 
 def _head(source: Source) -> StoreEntry | None:
     try:
-        return source.head()
+        head = source.head()
     except OSError as error:
-        log.warning("cannot continue shipping a log", extra={"reason": str(error)})
+        if not source.is_failing:  # each look fails alike
+            name = source.origin.stream or source.origin.source
+            log.warning("cannot continue shipping a log", extra={"path": name, "reason": str(error)})
+        source.is_failing = True
         return None
+    source.is_failing = False
+    return head

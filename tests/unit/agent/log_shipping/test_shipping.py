@@ -290,6 +290,31 @@ def test_each_reason_why_a_store_takes_nothing_is_logged_once(
     assert [answer.partition(" ")[0] for answer in answers] == ["connection", "401"]
 
 
+def test_a_log_that_cannot_be_read_is_logged_once_and_delays_no_other(
+    tmp_path: Path, logs: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk may fail for days, and it is looked at every second. Another failure after that is logged again."""
+    agent = agent_of(tmp_path, logs)
+    append(logs / "a.log", "one")
+    agent.step()
+    [file] = agent.shipping._following.followed
+    read = file.head
+
+    def fail() -> None:
+        raise OSError(5, "Input/output error")
+
+    for _ in range(2):
+        monkeypatch.setattr(file, "head", fail)
+        agent.step()
+        append(logs / "b.log", "two")
+        agent.step()
+        monkeypatch.setattr(file, "head", read)
+        agent.step()
+    failed = [record for record in caplog.records if record.getMessage() == "cannot continue shipping a log"]
+    assert [record.__dict__["path"] for record in failed] == [str(logs / "a.log")] * 2
+    assert sorted(agent.store.lines()) == ["one", "two", "two"]
+
+
 def test_a_reason_with_other_numbers_in_each_answer_is_logged_once(
     tmp_path: Path, logs: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
