@@ -15,7 +15,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 MOST_PROCESSES = 256  # per GPU; others are ignored
-MOST_PODS = 32  # seven MIG instances have fewer
+MOST_PODS = 32  # per GPU, which is divided into seven MIG instances at most
 _LONGEST = 16 * 1024  # bytes read of a process's control groups
 _LOGIN = b"/user.slice/"
 # A static pod's UID is a hash without dashes here.

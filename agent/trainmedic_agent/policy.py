@@ -56,7 +56,7 @@ class Policy(Struct, frozen=True):
     health: HealthPolicy = field(default_factory=HealthPolicy)  # empty: no load test
     slurm: SlurmPolicy | None = None  # None: no command of Slurm is run
     source: str | None = None  # the file, if any
-    digest: str | None = None  # first 12 hexadecimal digits of the file's SHA-256
+    digest: str | None = None  # first 12 hexadecimal digits of its text's SHA-256, without a byte order mark
 
     def allows(self, action: str) -> bool:
         if action in slurm.READING:

@@ -56,7 +56,7 @@ class AgentParts(Struct, frozen=True):
 
 
 class _Pruning:
-    """Ages count from the newest command at start, plus the time since: a clock set forward prunes nothing early."""
+    """Ages count to the newest command at start plus the time since: a clock set forward prunes nothing early."""
 
     queue = "facts"
 

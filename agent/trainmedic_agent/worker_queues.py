@@ -47,24 +47,36 @@ class WorkerQueue:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            wait = self._run_due_tasks()
             try:
-                accepted = self._next()
+                accepted = self._next(wait)
                 if accepted is not None and not self._stopping.is_set():
                     self._carry_out(accepted)
-            except Exception:  # thread boundary: a failed command or task must not stop later ones
-                log.exception("worker queue continues after an unexpected error", extra={"queue": self.name})
-                self._counters.loop_error(self.name)
+            except Exception:  # thread boundary: a failed command must not stop later ones
+                self._log_error()
                 self._stopping.wait(_PAUSE_AFTER_ERROR)
 
-    def _next(self) -> AcceptedCommand | None:
-        due = [(seconds, task) for task in self._tasks if (seconds := task.due()) is not None]
-        timeout = min((seconds for seconds, _ in due), default=threading.TIMEOUT_MAX)
-        if timeout <= 0:
-            for seconds, task in due:
-                if seconds <= 0:
+    def _run_due_tasks(self) -> float:
+        """Return the seconds until the next is due."""
+        wait = threading.TIMEOUT_MAX
+        for task in self._tasks:
+            try:
+                seconds = task.due()
+                if seconds is not None and seconds <= 0:
                     task.run()
-            timeout = 0.0  # a command may have arrived while the task ran
+            except Exception:  # a failed task must stop neither commands nor other tasks
+                self._log_error()
+                seconds = _PAUSE_AFTER_ERROR
+            if seconds is not None:
+                wait = min(wait, max(seconds, 0.0))  # none after a task: a command may have arrived while it ran
+        return wait
+
+    def _next(self, wait: float) -> AcceptedCommand | None:
         try:
-            return self._queue.get(timeout=min(timeout, threading.TIMEOUT_MAX))
+            return self._queue.get(timeout=wait)
         except queue.Empty:
             return None
+
+    def _log_error(self) -> None:
+        log.exception("worker queue continues after an unexpected error", extra={"queue": self.name})
+        self._counters.loop_error(self.name)

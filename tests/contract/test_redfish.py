@@ -136,6 +136,18 @@ async def test_a_node_that_stays_on_is_no_success(caller: HttpxCaller, bmc: Bmc,
     assert unknown.value.output == {"power_state": "On", "observed": ["On"], "accepted": ["ForceOff"]}
 
 
+async def test_a_reading_that_failed_before_others_succeeded_is_no_reason(
+    caller: HttpxCaller, bmc: Bmc, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last ones showed that the node stays on."""
+    monkeypatch.setattr(redfish, "_LOOK_EVERY", timedelta(milliseconds=400))  # the last one has time for its answer
+    bmc.stays, bmc.failing_looks = True, 1
+    with pytest.raises(OutcomeUnknown, match="last seen: On") as unknown:
+        await power(caller, "off", seconds=1, url=served, **LOGIN)
+    assert "503" not in str(unknown.value)
+    assert bmc.failing_looks == 0
+
+
 async def test_a_node_that_turns_off_too_late_is_reported_as_off(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
     """By a reading after the deadline; `off` alone has then succeeded."""
     bmc.turns_after = 1.2

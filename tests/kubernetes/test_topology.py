@@ -232,3 +232,28 @@ async def test_versions_that_are_always_too_old_are_asked_for_with_pauses(monkey
     task.cancel()
     await asyncio.wait([task])
     assert len(listed) == 2
+
+
+async def test_watches_that_end_at_once_are_begun_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As through a proxy that closes them."""
+    monkeypatch.setattr(kubernetes_topology, "_FIRST_WAIT_SECONDS", 3600.0)
+    begun: list[Resource] = []
+
+    class Cluster:
+        async def list_at(self, resource: Resource) -> tuple[Sequence[Object], str]:
+            return [], "1"
+
+        async def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]:
+            begun.append(resource)
+            await asyncio.sleep(0)
+            for nothing in ():
+                yield nothing
+
+    watched = KubernetesTopology(Cluster(), SystemClock(), telemetry.Metrics())
+    task = asyncio.create_task(watched.watch())
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert watched.is_filled
+    assert len(begun) == 2

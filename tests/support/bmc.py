@@ -45,6 +45,8 @@ class Bmc:
     """Least seconds from a reset to its effect."""
     next_password: str | None = None
     """The password after a reset; None: the same."""
+    failing_looks: int = 0
+    """Readings of a system's state that fail after a reset (503)."""
     padding: int = 0
     """Characters of other members of a system's document."""
     asked: list[str] = field(default_factory=list)
@@ -84,6 +86,9 @@ class Bmc:
                 self.power, self._coming = self._coming, None
             else:
                 self._looks = max(self._looks - 1, 0)
+        if self.asked and self.failing_looks:
+            self.failing_looks -= 1
+            return _error(503, "the service starts")
         path = request.url.path
         reset: dict[str, Any] = {
             "target": self.reset_at or f"{path}/{RESET}",

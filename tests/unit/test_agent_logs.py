@@ -17,7 +17,7 @@ from trainmedic.wire import envelope
 from trainmedic_agent.executors import AcceptedCommand
 from trainmedic_agent.no_logs import NoLogsExecutor
 from trainmedic_logs.domain import log_pages
-from trainmedic_logs.domain.log_search import LogQuery, TimeKnownBy
+from trainmedic_logs.domain.log_search import LogQuery, TimeKnownBy, left_out
 from trainmedic_server.adapters import agent_logs
 from trainmedic_server.adapters.agent_logs import AgentLogs
 from trainmedic_server.adapters.system_clock import SystemClock
@@ -54,6 +54,18 @@ async def test_a_node_that_reads_no_logs_says_so(node: LogNode, tmp_path: Path) 
     assert "gpu-02: this node's policy has no logs part" in batch.notes[0]
 
 
+async def test_a_search_cut_between_two_batches_names_the_last_line_shown(
+    node: LogNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes on from there misses nothing, and reads nothing twice."""
+    monkeypatch.setattr(agent_logs, "BATCH", 100)
+    for number in range(1, 150):
+        node.write("llm-1", 1, NOW + timedelta(milliseconds=number), "a line")
+    batches = await asked(BusOfNodes(names([node])), "gpu-01")
+    assert [len(batch.lines) for batch in batches] == [100, 0]
+    assert left_out(100, batches[0].lines[-1].at) in batches[-1].notes
+
+
 async def test_where_no_node_can_be_asked_that_is_an_error() -> None:
     """An empty answer would look like a quiet job. Asking again helps where a node is silent, and not where none is
     known."""
@@ -74,6 +86,8 @@ LIE = {"at": "2026-01-31T12:00:00Z", "node": "gpu-99", "source": "training", "li
         log_pages.packed({"lines": [{"line": 3}], "cursor": [], "end": True, "notes": []}),
         log_pages.packed({"lines": [LIE], "end": True, "notes": []}),
         log_pages.packed({"lines": 3, "cursor": [], "end": True, "notes": []}),
+        log_pages.packed({"lines": ["x"], "cursor": [], "end": True, "notes": []}),
+        log_pages.packed({"cursor": [], "end": True, "notes": []}),
     ],
 )
 async def test_an_answer_that_makes_no_sense_is_told_and_costs_nothing_else(node: LogNode, page: Any) -> None:

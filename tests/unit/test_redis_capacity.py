@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 import redis
 from structlog.testing import capture_logs
 
-from trainmedic_server.adapters.redis_capacity import judged
+from trainmedic_server.adapters import redis_capacity
+from trainmedic_server.adapters.redis_capacity import RedisCapacity, judged
 from trainmedic_server.adapters.redis_connection import RedisOutage
 from trainmedic_server.telemetry import Metrics
 
@@ -53,3 +55,29 @@ def test_shares_are_of_what_there_may_be() -> None:
     """Where no limit of memory is set, or the one of clients is not known, there is none."""
     assert judged(ROOMY)[0] == {"clients": 0.01, "memory": 10 / 128}
     assert judged({"connected_clients": 3, "used_memory": 1, "maxmemory": 0})[0] == {}
+
+
+async def test_an_unexpected_answer_does_not_end_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a figure that is no number, of a service that is nearly Redis."""
+    monkeypatch.setattr(redis_capacity, "LOOK_SECONDS", 0.0)
+    answers = iter([{**ROOMY, "maxmemory": "n/a"}, {**ROOMY, "connected_clients": 9_999}])
+    is_read = asyncio.Event()
+
+    async def info(part: str) -> dict[str, Any]:
+        if part == "memory":
+            return {}
+        answer = next(answers, None)
+        if answer is None:
+            is_read.set()
+            await asyncio.sleep(60)
+        return answer or {}
+
+    metrics = Metrics()
+    capacity = RedisCapacity("redis://127.0.0.1:1", metrics)
+    monkeypatch.setattr(capacity._client, "info", info)
+    watch = asyncio.create_task(capacity.watch())
+    await asyncio.wait([watch, asyncio.create_task(is_read.wait())], timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    assert "9999 clients" in capacity.caveat()
+    assert metrics.loop_errors.labels(loop="capacity")._value.get() == 1
+    watch.cancel()
+    await asyncio.wait([watch])

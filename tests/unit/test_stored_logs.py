@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.clocks import START, ManualClock
-from trainmedic_logs.domain.log_search import FoundLine, LogQuery
+from trainmedic_logs.domain.log_search import FoundLine, LogQuery, left_out
 from trainmedic_server.adapters.log_stores.paging import LARGEST_PAGE, StoredLine, StoredLogs, StoredPage, nanoseconds
 from trainmedic_server.errors import LogsUnavailable
 
@@ -78,6 +78,17 @@ async def test_who_searches_is_told_where_the_answer_breaks_off() -> None:
     for answer in (logs.search(QUERY, (), 100), logs.follow(QUERY, ())):
         with pytest.raises(LogsUnavailable):
             await anext(answer)
+
+
+async def test_a_search_cut_between_two_pages_names_the_last_line_shown() -> None:
+    """The limit is often a multiple of the page."""
+    store = Store()
+    for second in range(10):
+        store.put(START - timedelta(seconds=60 - second), f"line {second}")
+    batches = [batch async for batch in StoredLogs(store, ManualClock(), page=4).search(QUERY, (), 4)]
+    last = batches[0].lines[-1]
+    assert last.text == "line 3"
+    assert batches[-1].notes == (left_out(4, last.at),)
 
 
 async def test_copies_of_a_line_that_differ_are_one() -> None:

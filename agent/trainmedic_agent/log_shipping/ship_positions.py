@@ -31,7 +31,7 @@ class ShippedSource(Protocol):
 class ShipPositions:
     """Not thread-safe."""
 
-    can_take = True  # without rules, too
+    can_take = True  # shipping needs no log rules
 
     def __init__(self, journal: AgentDatabase) -> None:
         """Raises JournalUnavailable."""

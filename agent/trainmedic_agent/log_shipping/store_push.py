@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import encodings.idna  # noqa: F401 - host names take it, and a confined reader may be unable to load it later
+import encodings.idna  # noqa: F401 - loaded with the first host name, which a confined reader may be unable to do
 import gzip
 import http.client
 import json
@@ -70,10 +70,10 @@ class StorePush:
         self._access = access
         self._certificates: str | None = None  # of the connection
         self._connection: http.client.HTTPConnection | None = None
-        self._was_used = False  # True if the last request's connection was older
+        self._was_used = False  # True if the last request reused a connection
 
     def push(self, entries: Sequence[StoreEntry]) -> Answer:
-        """Errors are answers."""
+        """Return errors as answers."""
         body = gzip.compress(body_of(entries), _COMPRESSION, mtime=0)
         try:
             try:

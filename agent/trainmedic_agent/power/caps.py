@@ -114,7 +114,7 @@ class GpuPowerState(Struct, frozen=True):
     def is_overridden(self, present: PowerLimits) -> bool:
         """Return whether another process has changed the limit.
 
-        The driver forgot a limit that is back at the default in a new session, or whose `forgotten_mw` is the agent's.
+        The default is the driver's own change in a new session, or if it forgot the agent's limit (`forgotten_mw`).
         """
         baseline = self.baseline
         if baseline is None or is_same(present.limit_mw, self.desired_mw()):

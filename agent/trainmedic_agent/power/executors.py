@@ -50,7 +50,7 @@ class PowerLimitExecutor(Struct, frozen=True):
         return outputs.one_or_all(outputs.describe_caps(command.id, outcomes), "gpus" in command.target)
 
     def _unrestored(self, cap_id: str, uuids: Sequence[str]) -> list[str]:
-        # Not GPUs whose limit an earlier cap left.
+        # Without GPUs that only an earlier cap has left unrestored.
         states = {uuid: self.control.ledger.of(uuid) for uuid in uuids}
         return [uuid for uuid, state in states.items() if state.needs_reconciling and state.cap(cap_id) is not None]
 
@@ -194,7 +194,7 @@ def _ids(params: Mapping[str, Any], name: str, default: Sequence[str] | None = N
 def _number(params: Mapping[str, Any], name: str, default: float) -> float:
     value = params.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise CommandRejected(f"{name} must be a number over 0, not {value!r}")
+        raise CommandRejected(f"{name} must be a number above 0 and below 1e9, not {value!r:.100}")
     return float(value)
 
 

@@ -17,7 +17,7 @@ _TABLES = ("CREATE TABLE intents (command TEXT PRIMARY KEY, at REAL NOT NULL, re
 
 @contextlib.contextmanager
 def failing_if_begun(is_begun: bool) -> Iterator[None]:
-    """Let failures of a begun command not mean that nothing was done."""
+    """Mark failures of a begun command with ``may_be_done``."""
     try:
         yield
     except (CommandRejected, CommandUnsupported, CommandFailed) as error:

@@ -22,7 +22,7 @@ DELAY_MINUTES = 1
 """Time for users to stop it by ``shutdown -c``, and for the reply ``accepted``."""
 _DELAY_SECONDS = 60 * DELAY_MINUTES
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LONGEST_USEC = 18  # digits
+_LONGEST_USEC = 17  # digits; a longer time may be after the year 9999
 _OVERDUE = timedelta(minutes=10)  # far longer than a shutdown takes to begin
 _CLOCK_ERROR = timedelta(seconds=2)
 _SCHEDULE = Path("/run/systemd/shutdown/scheduled")  # written by logind
@@ -136,7 +136,7 @@ class RebootExecutor:
 
 def _due(schedule: str) -> datetime | None:
     usec = dict(each.partition("=")[::2] for each in schedule.split()).get("USEC", "")
-    return _EPOCH + timedelta(microseconds=int(usec)) if usec.isdecimal() and len(usec) < _LONGEST_USEC else None
+    return _EPOCH + timedelta(microseconds=int(usec)) if usec.isdecimal() and len(usec) <= _LONGEST_USEC else None
 
 
 def _is_overdue(schedule: str) -> bool:  # it can no longer come

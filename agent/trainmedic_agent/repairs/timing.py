@@ -67,7 +67,7 @@ class RepairTime:
 
 
 def checked_parameters(command: Command, names: Sequence[str]) -> Mapping[str, Any]:
-    """Return the parameters. Raise CommandRejected unless exactly these are there as text, and for an undo."""
+    """Return the parameters. Raises CommandRejected for an undo, or unless exactly `names` are given as text."""
     if command.undo_of is not None:
         raise CommandRejected(f"{command.action} has no undo")
     unknown = sorted(name for name in command.params if name not in names)

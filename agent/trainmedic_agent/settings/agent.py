@@ -22,7 +22,7 @@ from trainmedic_core.setting_sources import SettingSource
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _NODE = re.compile(r"[^\s\x00-\x1f\x7f]{1,253}")
 _SHORT_KEY = 16  # bytes from which on a key is hard to guess
-_LEAST_MEMORY = 96  # a reader without files takes about 50 MiB
+_LEAST_MEMORY = 96  # MiB; a reader without files takes about 50
 
 
 class ReaderStart(StrEnum):
@@ -82,7 +82,7 @@ def _node(text: str) -> str:
 def _signing_key(text: str) -> bytes:
     key = text.encode().strip()
     if not key:
-        raise ValueError("must not be blank: everybody has an empty key")
+        raise ValueError("must not be blank: anyone could sign with an empty key")
     return key
 
 

@@ -151,7 +151,11 @@ class SlurmReading:
     def _chosen_parser(self, wanted: object, seconds: float) -> str:
         if not self._parsers:
             done = self._programs.run(("scontrol", "--json=list"), seconds)
+            if done.code is None or done.code < 0:
+                raise CommandFailed(_NO_END)
             self._parsers = frozenset(_PARSER.findall(f"{done.output[:10_000].decode(errors='replace')}{done.text}"))
+            if not self._parsers and done.code != 0:  # without slurm.conf, for example, while slurmctld is down
+                raise CommandFailed(done.text or f"scontrol ended with status {done.code}")
         for parser in wanted if isinstance(wanted, list) else ():
             if parser in self._parsers:
                 return str(parser)

@@ -16,7 +16,7 @@ from trainmedic_agent.errors import CommandFailed, CommandUnsupported
 from trainmedic_agent.slurm.policy import SlurmPolicy
 
 LARGEST_OUTPUT = 96 * 1024 * 1024
-"""Bytes. A job is about 10 kB, so this is some 9,000 jobs; the agent keeps a small part of each."""
+"""Bytes of some 9,000 jobs. The agent keeps a small part of each."""
 _LONGEST_TEXT = 2000  # bytes
 
 

@@ -34,7 +34,7 @@ from trainmedic_logs.files import dump_child, dump_reader
 _MEMORY_OF_DUMPS = 192 * 1024**2  # a dump of 5 MB needs 45 MiB
 _LONGEST_ANSWER = 1024**2  # bytes; decoded, it takes ten times as much memory
 _LONGEST_PROBLEM = 1000  # characters, as in `ReaderStatus`
-_STOPPED = "a signal has stopped the process that opens this node's logs; continue or end it"
+_STOPPED = "a signal has stopped the process that opens this node's logs; continue it (SIGCONT), or end it"
 
 
 class LinkPorts(FindingPort, Protocol):

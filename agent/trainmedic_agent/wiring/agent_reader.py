@@ -37,7 +37,7 @@ from trainmedic_core.program_source import ProgramSource
 
 log = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 0.5  # between attempts to connect, or to open the database
+_RETRY_SECONDS = 0.5  # between links or attempts to connect, and attempts to open the database
 _OPEN_SECONDS = 20.0  # seconds that the previous process may need to release the database
 _STOP_SECONDS = 2.5  # for reading to stop
 _LOOK_SECONDS = 0.5  # between looks for the end
@@ -81,6 +81,7 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
         if once:
             break
         log.info("link to the agent ended; waiting for the next")
+        time.sleep(_RETRY_SECONDS)
     return status
 
 

@@ -185,7 +185,10 @@ async def stop_waiting() -> bool:
 def judge(
     receiver: str, replies: Sequence[envelope.Reply], missing: str, trusts_failures: bool = True
 ) -> Mapping[str, Any]:
-    """Return the output if all ranks applied the command, otherwise raise. `missing`: who did not reply, or ""."""
+    """Return the output if all ranks applied the command, otherwise raise. `missing`: who did not reply, or "".
+
+    Without `trusts_failures`, a failure with ``may_be_done`` is an unknown outcome.
+    """
     finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
     bad = [reply for reply in finals if reply.status != envelope.APPLIED]
     outputs = _outputs(finals)

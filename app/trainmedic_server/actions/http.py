@@ -129,7 +129,9 @@ class BasicAuth(BaseModel):
 
 
 class HttpParams(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True, allow_inf_nan=False
+    )
 
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field(description="The HTTP method.")
     url: Annotated[str, Field(max_length=8192), AfterValidator(safe_url)] = Field(

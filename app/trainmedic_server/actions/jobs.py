@@ -201,7 +201,9 @@ class JobPause(_JobAction):
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
         seconds = output.get("max_seconds")
-        return timedelta(seconds=seconds) if isinstance(seconds, int | float) and seconds > 0 else _UNSTATED_PAUSE
+        if not isinstance(seconds, int | float) or not seconds > 0:
+            return _UNSTATED_PAUSE
+        return timedelta(seconds=min(seconds, cls.lease.total_seconds()))
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
         return await asyncio.gather(*(self._extend(pause, until) for pause in effects))

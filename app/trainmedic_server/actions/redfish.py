@@ -183,6 +183,7 @@ class _Bmc:
             try:
                 if await self.read_state() == state:
                     return
+                problem = ""
             except (TemporaryFailure, PermanentFailure) as error:
                 problem = f"; {error}"
             await clock.sleep_until(min(clock.now() + _LOOK_EVERY, self._call.deadline))

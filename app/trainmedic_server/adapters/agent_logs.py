@@ -20,6 +20,7 @@ from trainmedic.wire import envelope
 from trainmedic_core.target import TargetKind
 from trainmedic_logs.domain import log_pages
 from trainmedic_logs.domain.log_search import READ, WITHDRAW, FoundLine, LeftOut, LogQuery, left_out, left_out_notes
+from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.errors import LogsUnavailable, NotFound
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.logs import LogBatch
@@ -29,10 +30,10 @@ BATCH = 500  # lines
 PATIENCE = timedelta(seconds=15)  # For one page.
 _MOST_NODES_AT_ONCE = 32
 _POLL_SECONDS = 2.0
-_POLL_SECONDS_PER_NODE = 0.02
+_POLL_SECONDS_PER_NODE = 0.02  # at most 50 nodes a second
 _MOST_NAMED = 5  # Nodes in a note.
 MOST_SEARCHED = 500  # Nodes asked if those of the job are unknown.
-_ASKED_WITHIN = timedelta(seconds=30)  # Of these, nodes not asked by then are left out.
+_ASKED_WITHIN = timedelta(seconds=30)  # Of these, nodes not asked by then count as silent.
 SEARCH_SECONDS = 60.0
 
 
@@ -65,15 +66,16 @@ class AgentLogs:
         self._turns_of_silent = asyncio.Semaphore(_MOST_NODES_AT_ONCE)
 
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
-        left = most
+        left, last = most, query.since
         answers = self._begin(query, nodes, timedelta(seconds=SEARCH_SECONDS))
         async for batch in self._merged_batches(query, answers):
+            lines = batch.lines[:left]
+            last = lines[-1].at if lines else last
             if len(batch.lines) > left:
-                last = batch.lines[left - 1].at if left else query.since
                 notes = (*batch.notes, *_left_out_notes(answers), left_out(most, last))
-                yield LogBatch(batch.lines[:left], notes)
+                yield LogBatch(lines, notes)
                 return
-            left -= len(batch.lines)
+            left -= len(lines)
             yield batch
         if counted := _left_out_notes(answers):
             yield LogBatch(notes=counted)
@@ -136,7 +138,7 @@ class AgentLogs:
     async def _merged_batches(
         self, query: LogQuery, answers: Sequence[_NodeAnswer], is_repeat: bool = False
     ) -> AsyncGenerator[LogBatch, None]:
-        """Ask the nodes and yield their lines in order of time. In an `is_repeat` of a request, all may be silent."""
+        """Ask the nodes and yield their lines in order of time. With `is_repeat`, all may be silent."""
         notes = await self._ask(query, answers)
         if not is_repeat and all(answer.silence for answer in answers):
             raise LogsUnavailable(_missing_lines(answers))
@@ -233,7 +235,7 @@ class AgentLogs:
             return None
         try:
             return _checked(log_pages.unpacked(reply.output.get("page")))
-        except (ValueError, TypeError) as error:
+        except UNREADABLE as error:
             answer.silence = f"its answer cannot be read: {error}"
             return None
 
@@ -249,10 +251,10 @@ def _withdrawal(command: envelope.Command) -> envelope.Command:
 
 
 def _checked(page: dict[str, Any]) -> dict[str, Any]:
-    for line in page.get("lines", ()):
+    if not all(isinstance(page.get(name), list) for name in ("lines", "cursor", "notes")) or "end" not in page:
+        raise ValueError("it has no lines, cursor, notes or end")
+    for line in page["lines"]:
         FoundLine.of_json(line)
-    if not isinstance(page.get("cursor"), list) or not isinstance(page.get("notes"), list) or "end" not in page:
-        raise ValueError("it has no cursor, notes or end")
     counts = page.get("left_out", {})
     if not isinstance(counts, dict) or not all(isinstance(each, dict) for each in counts.values()):
         raise ValueError("its counts of excluded lines are malformed")

@@ -46,23 +46,33 @@ class AppriseNotifier:
         missing = [name for name in names if name not in self._channels]
         if missing:
             raise ChannelMissing(f"there is no channel {missing[0]!r}; there are: {', '.join(sorted(self._channels))}")
-        services = await asyncio.to_thread(lambda: [service for each in names for service in self._load(each)])
+        services: list[_Service] = []
+        reasons: list[str] = []
+        for name in names:
+            try:
+                services += await asyncio.to_thread(self._load, name)
+            except PermanentFailure as error:  # the other channels still get the message
+                reasons.append(str(error))
+        if reasons and not services:
+            raise PermanentFailure("; ".join(reasons))
         outcomes = await asyncio.gather(*(service.send(title, message, _TYPES[severity]) for service in services))
         missed = {service.channel for service, sent in zip(services, outcomes, strict=True) if sent is _Sent.NO}
         unknown = {service.channel for service, sent in zip(services, outcomes, strict=True) if sent is _Sent.UNKNOWN}
-        reasons = [f"could not be sent to {', '.join(sorted(missed))}"] if missed else []
+        if missed:
+            reasons.append(f"could not be sent to {', '.join(sorted(missed))}")
         if unknown:
             reasons.append(
                 f"no answer of {', '.join(sorted(unknown))} within {_SENDS_WITHIN:g} s, which may have received it"
             )
         if missed and set(outcomes) == {_Sent.NO}:
-            raise TemporaryFailure(reasons[0])
-        if _Sent.YES in outcomes:
-            reasons.append("the others received it")
-        if missed or unknown:
+            raise TemporaryFailure("; ".join(reasons))
+        if reasons:
+            if _Sent.YES in outcomes:
+                reasons.append("the others received it")
             raise PermanentFailure(f"{'; '.join(reasons)}, so it is not sent again")
 
     def _load(self, name: str) -> tuple[_Service, ...]:
+        """Raises PermanentFailure."""
         with self._loading:
             if name not in self._loaded:
                 self._loaded[name] = tuple(

@@ -1,7 +1,7 @@
 """Archive of deleted runs: gzipped NDJSON files.
 
-A file gets its name after it was synced and read back. An empty directory gets a file 0: without the newest known file,
-the volume is missing or was recreated.
+A file gets its name after it was synced and read back. An empty directory gets a file 0. So a missing newest file
+shows a missing or recreated volume.
 """
 
 from __future__ import annotations

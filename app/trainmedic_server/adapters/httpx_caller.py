@@ -126,7 +126,7 @@ class HttpxCaller:
         def read() -> ssl.SSLContext:
             context = ssl.create_default_context(cafile=ca)
             if certificate is not None:
-                context.load_cert_chain(certificate)
+                context.load_cert_chain(certificate, password="")  # OpenSSL would ask the terminal for one
             return context
 
         try:

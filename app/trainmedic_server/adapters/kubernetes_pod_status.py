@@ -220,8 +220,8 @@ def _faults_of_waiting(container: Mapping[str, Any], outline: PodOutline, name: 
     reason, message = _text(waiting.get("reason")), _message(waiting.get("message"))
     last = container.get("lastState")
     before = last.get("terminated") if isinstance(last, Mapping) else None
-    # It waits since its last end, or since the pod got its node.
-    at = _time(before.get("finishedAt")) if isinstance(before, Mapping) else outline.placed_at
+    # It waits since its last end, or since the pod got its node. An end that was not observed has no time.
+    at = (_time(before.get("finishedAt")) if isinstance(before, Mapping) else None) or outline.placed_at
     kind = None
     if reason in _IMAGE_REASONS:
         kind = PodFaultKind.IMAGE

@@ -105,6 +105,7 @@ class KubernetesTopology:
                 while True:
                     version = await self._watch_once(resource, version, stored, read)
                     self._answered_at[resource] = self._clock.now()
+                    await asyncio.sleep(_FIRST_WAIT_SECONDS)  # a proxy may end each watch at once
             except ObjectChanged:
                 pass  # The version is too old to continue from: list again.
             except ActionFailure as error:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 TIMEOUT = timedelta(seconds=10)
 BODY_LIMIT = 32 * 1024 * 1024  # 1.2 million points.
 _ABOUT_THE_QUERY = ("PromQL info:", "PromQL warning:")
-# Among the warnings (infos in Prometheus 2.48 to 2.53), which else say that stores did not answer.
+# Beginnings of warnings about the query (Prometheus 2.48 to 2.53 lists infos there). Others: stores did not answer.
 
 
 class PrometheusApi(MetricsAndRules):

@@ -41,6 +41,7 @@ class RedisCapacity:
     def __init__(self, url: str, metrics: telemetry.Metrics, caveat: str = "") -> None:
         self._client: Redis = open_client(url)
         self._share = metrics.redis_used_share
+        self._loop_errors = metrics.loop_errors
         self._caveat = caveat
         self._warnings: Mapping[str, str] = {}
 
@@ -55,6 +56,9 @@ class RedisCapacity:
                     await self.look()
                 except FAULTS as error:
                     log.debug("cannot read Redis capacity", error=type(error).__name__)
+                except Exception:  # A connection can fail in ways for which redis-py has no error.
+                    self._loop_errors.labels(loop="capacity").inc()
+                    log.exception("reading Redis capacity failed; trying again")
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             await self._client.aclose()

@@ -76,9 +76,10 @@ class RedisLogRules:
             raw = await asyncio.to_thread(rule_set.encode)
             if raw != self._raw:
                 self._raw, self._since, self._written_at = raw, self._clock.now(), float("-inf")
+                if len(raw) > wire.LARGEST_RULES:
+                    log.error("log rules are too large to publish", bytes=len(raw), most=wire.LARGEST_RULES)
             self._rule_set = rule_set
         if len(self._raw) > wire.LARGEST_RULES:
-            log.error("log rules are too large to publish", bytes=len(self._raw), most=wire.LARGEST_RULES)
             return
         if now - self._written_at >= AGAIN_SECONDS:
             await self._client.set(wire.RULES, self._raw)

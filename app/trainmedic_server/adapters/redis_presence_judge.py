@@ -29,7 +29,7 @@ trusted again within this time.
 COUNTS_FOR = timedelta(seconds=45)
 """Validity of an overwritten trusted presence. Agents write every 10 s, with a lifetime of 30 s."""
 _READING_TIME = timedelta(seconds=15)
-"""Time to read many presences: one older by at most this may only have been read before the last trusted one."""
+"""Time to read many presences: one older by at most this may only have been read earlier."""
 _LARGEST_CLAIMS = 2 * 1024  # Bytes of a presence whose claims are shown.
 _MOST_KEYS = 100_000
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import re
 import socket
 import ssl
 import struct
+import subprocess
 import sys
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -18,6 +20,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.log_stores.served import certificate
+from tests.support.programs import PYTHON_PATH
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.outside import HttpAccess
@@ -241,3 +244,43 @@ async def test_a_client_certificate_and_an_own_authority_are_used(tmp_path: Path
                 await caller.call("GET", url, {}, None, SOON, access=access)
     await caller.close()
     assert len(served) == 1
+
+
+_IN_A_TERMINAL = """
+import asyncio, fcntl, sys, termios
+from datetime import timedelta
+from trainmedic_server.adapters.httpx_caller import HttpxCaller
+from trainmedic_server.errors import TemporaryFailure
+from trainmedic_server.ports.outside import HttpAccess
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+caller = HttpxCaller({"TRAINMEDIC_HTTP_CERT": sys.argv[1]})
+access = HttpAccess(certificate="TRAINMEDIC_HTTP_CERT")
+try:
+    asyncio.run(caller.call("GET", "https://127.0.0.1:1/", {}, None, timedelta(seconds=5), access=access))
+except TemporaryFailure as error:
+    print(error)
+"""
+
+
+def test_a_key_with_a_password_is_refused(tmp_path: Path) -> None:
+    """OpenSSL would ask for it in the server's terminal, and each call would hold a thread until somebody answers."""
+    made, key = certificate(tmp_path)
+    locked = subprocess.run(
+        ["openssl", "pkey", "-in", str(key), "-aes256", "-passout", "pass:s3cret"], check=True, capture_output=True
+    ).stdout
+    both = tmp_path / "client.pem"
+    both.write_bytes(made.read_bytes() + locked)
+    terminal, child = os.openpty()
+    called = subprocess.run(
+        [sys.executable, "-c", _IN_A_TERMINAL, str(both)],
+        stdin=child,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH},
+        start_new_session=True,
+        timeout=60,
+        check=True,
+    )
+    os.close(terminal)
+    os.close(child)
+    assert "TRAINMEDIC_HTTP_CERT: the file cannot be used" in called.stdout

@@ -75,6 +75,14 @@ async def test_a_url_that_cannot_be_read_is_not_told(caplog, capsys):
     assert "s3cret" not in f"{caught.value}{caplog.text}{printed.out}{printed.err}"
 
 
+async def test_a_url_that_cannot_be_read_keeps_no_message_from_other_channels(peer):
+    """It is a typing error in one of them, and all are needed at night."""
+    notifier = AppriseNotifier({"oncall": [_json(peer, "/oncall")], "team": ["slakc://s3cret/token"]})
+    with pytest.raises(PermanentFailure, match=r"URL 1 of channel 'team'.*; the others received it"):
+        await notifier.notify("t", "m", None)
+    assert [one.path.rstrip("/") for one in peer.requests] == ["/oncall"]
+
+
 def test_a_server_that_sends_nothing_does_not_load_apprise():
     """Making a notifier costs no start-up time."""
     code = (

@@ -579,6 +579,12 @@ def test_how_long_a_pause_lasts_is_what_the_job_reports() -> None:
     assert jobs.JobPause.granted({}) == timedelta(minutes=3)
 
 
+@pytest.mark.parametrize("seconds", [1e300, 10**30, float("inf")])
+def test_a_job_that_reports_an_impossible_pause_fails_no_renewal(seconds: float) -> None:
+    """Renewals of all leases are chosen together."""
+    assert jobs.JobPause.granted({"max_seconds": seconds}) == jobs.JobPause.lease
+
+
 def test_a_playbook_cannot_extend_a_pause() -> None:
     """Only the server does."""
     with pytest.raises(ValueError, match="set by the server"):

@@ -89,6 +89,13 @@ def test_a_call_has_one_body():
         _params(json=[], body="x")
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_body_has_only_numbers_of_json(number):
+    """Python would write NaN and Infinity, which no other program reads."""
+    with pytest.raises(ValidationError, match="finite number"):
+        _params(json={"a": [number]})
+
+
 @pytest.mark.parametrize(("method", "may"), [("GET", True), ("PUT", True), ("POST", False), ("PATCH", False)])
 def test_methods_say_whether_a_call_may_be_repeated(method, may):
     """As RFC 9110 has it, unless the author knows better."""

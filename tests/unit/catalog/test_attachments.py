@@ -99,6 +99,10 @@ def test_a_template_is_no_playbook(folder: Path) -> None:
         ("health_template.yaml", "- a list", "must contain one YAML mapping"),
         ("health_template.yaml", "kind: Pod\nspec: {}", "must be a Job"),
         ("health_template.yaml", "kind: Job", "has no spec"),
+        ("health_template.yaml", "{kind: Job, metadata: x, spec: {}}", "metadata or annotations that are no mapping"),
+        ("health_template.yaml", "{kind: Job, metadata: {annotations: [x]}, spec: {}}", "annotations that are no"),
+        ("health_template.yaml", "{kind: Job, spec: {template: {metadata: x}}}", "annotations that are no mapping"),
+        ("health_template.yaml", "{kind: Job, spec: {template: {metadata: {annotations: x}}}}", "are no mapping"),
         ("health_template.yaml", "spec: {x: '{{ lables.x }}'}", "lables"),
     ],
 )

@@ -182,6 +182,15 @@ async def test_a_job_that_does_not_start_is_told_as_such(
     assert reason in verdict["summary"]
 
 
+async def test_a_container_whose_last_end_nobody_saw_still_waits_for_its_image() -> None:
+    """After a restart of its node the kubelet states no time of the end."""
+    cluster = Cluster()
+    unseen = {"terminated": {"reason": "ContainerStatusUnknown", "exitCode": 137, "finishedAt": None}}
+    cluster.change(pod(AT, containerStatuses=[{**waiting("ImagePullBackOff", "not found"), "lastState": unseen}]))
+    [faults] = cluster.pods.faults().values()
+    assert [(fault.reason, fault.at) for fault in faults] == [("ImagePullBackOff", AT)]
+
+
 async def test_an_image_that_comes_after_all_is_no_failure() -> None:
     """The registry was away for a moment."""
     cluster = Cluster()

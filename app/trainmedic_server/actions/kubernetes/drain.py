@@ -71,7 +71,7 @@ class PodSelection(Struct, frozen=True):
 
 
 class _Progress(Struct):
-    """Pods by UID. ``evicted``: terminating, also by others. ``why``: why one is there. ``trouble``: the API's last
+    """Pods by UID. ``evicted``: terminating, also by others. ``why``: why one remains. ``trouble``: the API's last
     failure, or "".
     """
 

@@ -58,6 +58,10 @@ class CreateJobParams(ActionParams):
                 raise ValueError("must be a Job of batch/v1")
             if not isinstance(manifest.get("spec"), dict):
                 raise ValueError("has no spec")
+            metadata = [manifest.get("metadata"), _mapping(manifest["spec"].get("template")).get("metadata")]
+            annotations = [_mapping(each).get("annotations") for each in metadata]
+            if not all(isinstance(each or {}, dict) for each in (*metadata, *annotations)):
+                raise ValueError("has metadata or annotations that are no mapping")
             return {name: _without_none(value) for name, value in manifest.items()}
         return manifest
 
@@ -169,8 +173,7 @@ def _with_marked_pods(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
 def _job_to_create(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
     """Return the Job and its reference; repeated commands get the same name."""
     manifest = params.manifest or {}  # the compiler replaces `template` with the file's manifest
-    written = manifest.get("metadata") or {}
-    metadata = dict(written) if isinstance(written, Mapping) else {}
+    metadata = dict(manifest.get("metadata") or {})
     namespace = params.namespace or metadata.get("namespace")
     if not namespace:
         raise PermanentFailure("the Job has no namespace: give one in the step, or in the manifest's metadata")

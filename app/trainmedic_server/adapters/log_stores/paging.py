@@ -20,7 +20,7 @@ LARGEST_PAGE = 5000  # Loki's maximum
 _POLL_SECONDS = 2.0
 _LATE = timedelta(seconds=15)  # How far following looks back.
 _LATE_AFTER_OUTAGE = timedelta(seconds=90)
-"""Older lines may arrive so long after an outage: agents push again within a minute."""
+"""The same after an outage or gaps: agents push again within a minute."""
 _MOST_KNOWN = 100_000  # Lines remembered as shown.
 _OPTIONAL_FIELDS = ("rank", "local_rank", "node_rank", "attempt")
 NANOSECONDS = 1_000_000_000
@@ -68,16 +68,17 @@ class StoredLogs:
         self._page = page
 
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
-        left = most
+        left, last = most, query.since
         nodes = () if query.is_search else nodes  # Without known nodes of the job, kernel lines are not searched.
         try:
             async for lines, gaps in self._new_lines(query, nodes, self._end(query), set()):
+                shown = [each.line for each in lines[:left]]
+                last = shown[-1].at if shown else last
                 if len(lines) > left:
-                    last = lines[left - 1].line.at if left else query.since
-                    yield LogBatch([each.line for each in lines[:left]], (*gaps, left_out(most, last)))
+                    yield LogBatch(shown, (*gaps, left_out(most, last)))
                     return
-                left -= len(lines)
-                yield LogBatch([each.line for each in lines], gaps)
+                left -= len(shown)
+                yield LogBatch(shown, gaps)
             asked = [name for name in _OPTIONAL_FIELDS if getattr(query, name) is not None]
             if asked:
                 names = " or ".join(name.replace("_", " ") for name in asked)

@@ -23,10 +23,10 @@ from trainmedic_server.presentation.runs import title_of
 
 APPROVE, REJECT, REASON = "approve", "reject", "reason"
 METADATA = "trainmedic_question"  # Type of the metadata by which a posted question is found again.
-# Characters. Slack's limits are 3,000 and 300.
+# Characters.
 LONGEST_REASON = 1_000
 _LONGEST_NAME = 200
-_TEXT, _SHORT, _CONFIRM = 2_900, 300, 290
+_TEXT, _SHORT, _CONFIRM = 2_900, 300, 290  # Slack's limits are 3,000 for a text, and 300 for a confirmation.
 
 Block = dict[str, Any]
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import pytest
 
 from tests.support.programs import PYTHON_PATH, eventually
 from trainmedic_agent.log_link import reader_process
+from trainmedic_agent.log_link.link_socket import LinkSocket
 from trainmedic_agent.log_link.reader_process import ReaderChild, ReaderUser
 from trainmedic_agent.log_opening import thread_rights
 from trainmedic_agent.settings.agent_reader import ReaderSettings
@@ -26,6 +28,7 @@ from trainmedic_server.errors import ConfigurationError
 _CONFINED = """
 import os, resource, sys
 from trainmedic_agent.log_link import reader_process
+from trainmedic_agent.log_link.link_socket import LinkSocket
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 reader_process.confine(reader_process.own_user(), 96 * 1024**2)
 def outcome(act):
@@ -272,3 +275,31 @@ def test_an_opener_that_cannot_drop_rights_says_so(tmp_path: Path, monkeypatch: 
     user = str(os.geteuid())
     with pytest.raises(ConfigurationError, match="cannot drop its rights: users cannot be changed on mips"):
         agent_reader.run(ReaderSettings(tmp_path, user, 256 * 1024**2, "error"), once=True)
+
+
+def test_a_reader_whose_links_end_at_once_pauses_between_them(tmp_path: Path) -> None:
+    """As if the agent refused its user. Otherwise both would use a core each, and fill their logs."""
+    link = LinkSocket(tmp_path, os.geteuid(), os.getegid())
+    links = 0
+
+    def take_link() -> bool:
+        nonlocal links
+        if (accepted := link.accept()) is not None:
+            connection, peer = accepted
+            peer.close()
+            connection.close()
+            links += 1
+        return accepted is not None
+
+    command = [sys.executable, "-m", "trainmedic_agent", "agent-reader", "--state-dir", str(tmp_path)]
+    reader = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": PYTHON_PATH})
+    try:
+        eventually(take_link, 30, "a first link")
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            take_link()
+        assert links <= 6
+    finally:
+        reader.kill()
+        reader.wait()
+        link.close()

@@ -179,6 +179,27 @@ def test_an_answer_without_the_records_is_no_empty_list(commands: Commands, scri
         read(commands.reading())
 
 
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'fatal: Could not establish a configuration source' >&2; exit 1", "Could not establish"),
+        ("exit 1", "ended with status 1"),
+        ("exec sleep 60", "did not end in time"),
+    ],
+)
+def test_a_list_of_parsers_that_cannot_be_read_is_a_failure(commands: Commands, script: str, reason: str) -> None:
+    """As without slurmctld on a node that gets its slurm.conf from it. A refusal would end the attempts."""
+    commands.answers(script)
+    with pytest.raises(CommandFailed, match=reason):
+        read(commands.reading(), seconds=3.0)
+
+
+def test_a_scontrol_without_the_servers_parser_is_refused(commands: Commands) -> None:
+    commands.answers("echo data_parser/v0.0.30")
+    with pytest.raises(CommandRejected, match=r"has the data parsers v0\.0\.30; the server reads"):
+        read(commands.reading())
+
+
 def test_records_with_a_failed_status_are_no_list(commands: Commands) -> None:
     """Unless the document states an error, which the server reads."""
     commands.shows({"jobs": []}, status=1)
