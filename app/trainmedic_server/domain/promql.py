@@ -263,5 +263,5 @@ def _number(text: str) -> float | None:
     digits = text.replace(" ", "")
     try:
         return float.fromhex(digits) if "0x" in digits.lower() else float(digits)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
