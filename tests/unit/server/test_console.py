@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -18,9 +21,12 @@ from msgspec.structs import replace
 from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START
 from tests.support.memory_api import MemoryBook
+from trainmedic_server import errors
+from trainmedic_server.auth.auth import Principal
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.console.formats import coded, linked_runs
 from trainmedic_server.console.playbook_pages import start_body
+from trainmedic_server.console.standing import KEPT_SECONDS, ServerStanding, StandingView
 from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.playbook import Playbook
 from trainmedic_server.domain.run import StepState, StepStatus
@@ -449,3 +455,46 @@ async def test_a_job_with_any_name_is_listed() -> None:
         answer = await client.get("/jobs", headers=HTML)
     assert answer.status_code == 200
     assert answer.text.index(">llm-9<") < answer.text.index(">llm-10<")
+
+
+async def test_a_store_that_does_not_respond_is_stated_on_the_page() -> None:
+    """Pages need its newest event, which they cannot read either."""
+    world = World()
+
+    async def away() -> int:
+        raise errors.StoreUnavailable("away")
+
+    world.history.last_seq = away  # type: ignore[method-assign]
+    async with world.client() as client:
+        page = await client.get("/", headers=HTML)
+    assert (page.status_code, "The run store is not responding." in page.text) == (200, True)
+
+
+async def test_a_request_that_is_cut_off_makes_no_old_state_new() -> None:
+    """The next one asks again."""
+    answered = asyncio.Event()
+    answered.set()
+
+    class Api:
+        reads = 0
+
+        async def get(self, principal: Principal, path: str) -> Mapping[str, Any]:
+            await answered.wait()
+            self.reads += path == "/now"
+            return {"ready": True, "reads": self.reads}
+
+    class NoGpus:
+        async def refresh(self) -> None: ...
+
+    async def newest() -> int:
+        return 1
+
+    standing = ServerStanding(Api(), newest, NoGpus())  # type: ignore[arg-type]
+    assert await standing.now() == StandingView(1, {"ready": True, "reads": 1}, True)
+    await asyncio.sleep(KEPT_SECONDS + 1)
+    answered.clear()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(KEPT_SECONDS / 2):
+            await standing.now()
+    answered.set()
+    assert await standing.now() == StandingView(1, {"ready": True, "reads": 2}, True)
