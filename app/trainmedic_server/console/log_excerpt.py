@@ -75,7 +75,7 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
     top, span = min(ceiling or now, now), _FIRST_WINDOW  # end and length of the next window
     searched_from, is_narrowed, began = top, False, time.monotonic()
     while True:
-        lower = max(view.since, top - span)
+        lower = top - min(span, top - view.since)
         window = await _search(view, ask, lower, ceiling, max(_WINDOW_LINES, wanted))
         if window.is_full and top - lower > _LEAST_WINDOW:
             # The missing lines are newer than the returned ones.
