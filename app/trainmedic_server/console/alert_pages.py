@@ -62,7 +62,7 @@ async def explain(page: PageRequest) -> Response:
     if pasted:
         try:
             body = json.loads(pasted)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             wrong = f"This is not JSON: {error}"
         else:
             query = {name: value for name in ("at",) if (value := page.query.get(name, "").strip())}

@@ -183,7 +183,10 @@ def _header(scope: Scope, wanted: bytes) -> str:
 
 
 def _came_from(request: Request) -> str:
-    parts = urlsplit(request.headers.get("referer", ""))
+    try:
+        parts = urlsplit(request.headers.get("referer", ""))
+    except ValueError:
+        return "/"
     is_ours = parts.netloc == request.headers.get("host")
     return local_path(f"{parts.path}?{parts.query}" if parts.query else parts.path) if is_ours else "/"
 

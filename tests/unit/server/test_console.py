@@ -158,6 +158,20 @@ async def test_an_alert_may_be_pasted_whatever_its_length(repeated: int) -> None
     assert 'role="alert"' not in page.text
 
 
+async def test_a_pasted_text_of_many_brackets_is_no_alert() -> None:
+    """Python's parser gives up with an error of its own."""
+    async with World().client() as client:
+        page = await client.get("/explain", params={"alert": "[" * 3000}, headers=HTML)
+    assert (page.status_code, "This is not JSON" in page.text) == (200, True)
+
+
+async def test_a_referer_that_is_no_address_leads_to_the_first_page() -> None:
+    """A refused form has a link back to its page."""
+    async with World().client() as client:
+        page = await client.post("/console/nothing", headers={**HTML, "referer": "http://["}, data={"a": "b"})
+    assert (page.status_code, 'href="/"' in page.text) == (404, True)
+
+
 async def test_text_from_outside_stays_text() -> None:
     """A label that would be a script, an annotation that would be a link to one, and characters that cannot be seen."""
     evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e"
