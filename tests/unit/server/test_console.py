@@ -16,13 +16,16 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 
 from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START
 from tests.support.memory_api import MemoryBook
+from trainmedic_core.cli.exits import Unreachable
 from trainmedic_server import errors
 from trainmedic_server.auth.auth import Principal
+from trainmedic_server.cli.history import history
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.console.formats import coded, linked_runs
 from trainmedic_server.console.playbook_pages import start_body
@@ -99,6 +102,28 @@ async def test_what_a_page_offers_to_copy_is_one_command() -> None:
             assert {line.split()[0] for line in lines} == {"curl", "trainmedic"}, path
             for line in lines:
                 assert not [each for each in shlex.shlex(line, punctuation_chars=True, posix=True) if each in ";&|"]
+
+
+@pytest.mark.parametrize(
+    ("query", "command"),
+    [
+        ("open=true&since=", "trainmedic history --open"),
+        ("q=owed:true alert:Hot", "trainmedic history --owes-undo --alert Hot"),
+        ("status=failed,rejected&since=", "trainmedic history --status failed --status rejected"),
+        ("open=false", None),
+    ],
+)
+async def test_the_offered_command_has_the_filters_of_the_page(query: str, command: str | None) -> None:
+    """As the command line takes them; none is offered if it has no option for one. The API takes its own too."""
+    async with World().client() as client:
+        page = (await client.get(f"/runs?{query}", headers=HTML)).text
+        offered = [unescape(line) for line in re.findall(r'data-copy="([^"]*)"', page)]
+        assert [line for line in offered if line.startswith("trainmedic")] == ([command] if command else [])
+        (curl,) = [line for line in offered if line.startswith("curl")]
+        assert (await client.get(shlex.split(curl)[-1])).status_code == 200
+    if command is not None:
+        shown = CliRunner().invoke(history, [*shlex.split(command)[2:], "--server", "http://127.0.0.1:1"])
+        assert shown.exit_code == Unreachable.exit_code, shown.output
 
 
 async def test_the_link_to_the_answer_is_no_link_to_the_page() -> None:
