@@ -12,7 +12,7 @@ from trainmedic_server.console.rendering import Renderer
 from trainmedic_server.console.standing import ServerStanding, StandingView
 from trainmedic_server.errors import StoreUnavailable
 
-_MOST_ROWS = 40  # a page with more changes reloads its list
+_MOST_ROWS = 40  # the newest; a page with more than 20 new rows reloads its list (`console.js`)
 
 
 class Fragments:

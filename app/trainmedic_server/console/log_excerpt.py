@@ -39,7 +39,7 @@ class LogExcerpt(Struct, frozen=True):
     newer: LogPlace | None = None
     """Start of the newer lines, on a page with the oldest first."""
     end: LogPlace | None = None
-    """Place after the newest line; without lines where the page begins, if stated."""
+    """Place after the newest line. Without lines, the page's own `after`, if any."""
 
 
 class _Window(Struct):

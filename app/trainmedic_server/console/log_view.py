@@ -29,7 +29,7 @@ _PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
 class LogPlace(Struct, frozen=True):
     at: datetime
     passed: int = 0
-    """Number of lines of this time that are shown already: before it, or after it if the newest come first."""
+    """Number of lines of this time that earlier pages have shown."""
 
     def __str__(self) -> str:
         return f"{written(self.at)}~{self.passed}"

@@ -206,7 +206,7 @@ def _check_filter_text(text: str) -> None:
 
 
 def _command(chosen: Mapping[str, str]) -> str:
-    """Return the command with these filters; empty if it has no option for one."""
+    """Return "" for filters that the command lacks."""
     words = ["trainmedic", "history"]
     for name, value in folding.pairs(chosen):
         if name not in _FLAGS:

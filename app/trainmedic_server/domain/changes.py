@@ -13,7 +13,7 @@ from trainmedic_server.domain.run import Run, StepState, StepStatus, Undo, UndoS
 
 # Output members for the values before and after, and their unit, in lookup order.
 _PAIRS = (("before", "after", ""), ("previous_watts", "limit_watts", " W"), ("previous", "count", ""))
-_NOT_PENDING = (UndoStatus.AVAILABLE, UndoStatus.DROPPED)  # and neither done nor closed
+_NOT_PENDING = (UndoStatus.AVAILABLE, UndoStatus.DROPPED)  # so that the change stays, if it was made
 
 
 class Change(Struct, frozen=True):
