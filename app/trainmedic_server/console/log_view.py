@@ -182,14 +182,12 @@ def _point(value: Any) -> datetime:
 
 def _time(text: str, now: datetime) -> datetime:
     try:
-        return time_of(text, now)
+        point: datetime | None = time_of(text, now)
     except ValueError:
         point = times.read(text)
-        if point is None:
-            raise ValueError(
-                "must be a time in UTC (2026-01-31 12:00:05), a time with a zone, or a duration (90m)"
-            ) from None
-        return _aware(point)
+    if point is None:
+        raise ValueError("must be a time in UTC (2026-01-31 12:00:05), a time with a zone, or a duration (90m)")
+    return _aware(point)
 
 
 def _aware(point: datetime) -> datetime:

@@ -304,7 +304,9 @@ def test_what_names_no_place_is_refused(text: str) -> None:
         ({"at": "0001-01-01T00:00:00Z"}, 422),
         ({"at": "9999-12-31T23:59:59Z"}, 422),
         ({"before": "9999-12-31T23:59:59.999999Z~0"}, 422),
-        ({"since": "0001-01-01T00:00:00Z"}, 200),
+        ({"since": "0001-01-01T00:00:00Z"}, 422),
+        ({"since": "0001-01-02T00:00:00Z"}, 200),
+        ({"until": "9999-12-31T23:59:59.999999Z"}, 422),
     ],
 )
 async def test_a_time_at_the_end_of_all_dates_is_no_error_of_the_server(address: dict[str, str], status: int) -> None:
