@@ -537,3 +537,25 @@ async def test_a_request_that_is_cut_off_makes_no_old_state_new() -> None:
             await standing.now()
     answered.set()
     assert await standing.now() == StandingView(1, {"ready": True, "reads": 2}, True)
+
+
+MALFORMED_REPORTS: tuple[dict[str, Any], ...] = (
+    {"gpus": 5},
+    {"gpus": [5, {"uuid": 5, "pods": 5, "index": [1]}]},
+    {"gpus": [{"uuid": "GPU-1", "power_limit_watts": 10**400, "max_limit_watts": 300, "default_limit_watts": "x"}]},
+    {"evaluations": [{"metric": "m", "value": 1.0, "step": 1, "at": "2026-01-31T12:00:00"}]},
+    {"evaluations": [{"metric": "m", "value": 1.0, "step": 1, "at": "0001-01-01T00:00:00+14:00"}]},
+    {"capabilities": 5, "loss": 10**400, "started": "2026-01-31T12:00:00"},
+)
+
+
+@pytest.mark.parametrize("reported", MALFORMED_REPORTS)
+async def test_no_report_of_a_job_or_an_agent_breaks_a_page(reported: dict[str, Any]) -> None:
+    """Others may write reports too, and a list has those of all."""
+    world = World()
+    world.bus.present = [Presence("n1", START, reported), Presence("n2", START, {"gpus": [{"uuid": "GPU-2"}]})]
+    async with world.client() as client:
+        for path in ("/nodes", "/nodes/n1", "/nodes/n1?whole=1", "/jobs", "/jobs/n1", "/jobs/n1?whole=1"):
+            page = await client.get(path, headers=HTML)
+            assert page.status_code == 200, path
+            assert "n1" in page.text
