@@ -116,6 +116,7 @@ class Batcher(Generic[Asked, Answer]):
         return batch
 
     async def stop(self) -> None:
+        """Cancel waiting callers."""
         await end_tasks(self._tasks)
         while self._waiting:
             self._waiting.popleft().answer.cancel()
