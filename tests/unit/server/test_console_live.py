@@ -149,3 +149,19 @@ async def test_open_pages_are_told_nothing_of_a_state_that_is_not_known(topic: s
     fragments = Fragments(None, None, Unknown())  # type: ignore[arg-type]
     with pytest.raises(StoreUnavailable):
         await fragments.render(topic, (), 7)
+
+
+async def test_a_page_that_leaves_while_the_store_is_slow_takes_no_place() -> None:
+    """Its request is cut off before it has joined."""
+    pages, history, _ = board()
+
+    async def slow() -> int:
+        await asyncio.sleep(60)
+        return 0
+
+    history.last_seq = slow  # type: ignore[method-assign]
+    for _ in range(LIMITS.viewers + 1):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await pages.join({"head"})
+    assert (pages._viewers, pages._reader) == (0, None)
