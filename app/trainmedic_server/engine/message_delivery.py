@@ -207,14 +207,16 @@ class MessageDelivery:
         if not waiting:
             self._may_have_waiting.discard(channel)
         count, failure = 0, None
+        unsent: list[Message] = []
         for due in self._due(channel, waiting, now):
             try:
                 count += await self._send_together(channel, due)
             except errors.TemporaryFailure as error:
                 failure = error  # possibly specific to this message
+                unsent += due
                 self._metrics.message_errors.labels(channel).inc()
         if failure is not None:
-            await self._give_up([message for message in waiting if message.at < now - KEPT_WAITING], channel)
+            await self._give_up([message for message in unsent if message.at < now - KEPT_WAITING], channel)
             raise failure
         if count:
             await self._store.transact(lambda tx: tx.messages.forget_before(now - KEPT))
