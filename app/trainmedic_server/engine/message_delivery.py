@@ -102,7 +102,7 @@ class MessageDelivery:
         await self._add(lambda tx: self._messages_on(tx, events))
 
     async def look_at_playbooks(self) -> None:
-        """Store a message if a playbook file has been invalid for `_BROKEN_FOR`; after a recovery, again."""
+        """Store a message if a playbook file has been invalid for `_BROKEN_FOR`. A recovery allows its repetition."""
         now = self._clock.now()
         problems = self._broken.to_report(now)
         if self._broken.take_recovery():

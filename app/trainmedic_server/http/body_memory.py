@@ -54,7 +54,7 @@ class BodyMemory:
         return True
 
     def arrived(self, arrival: BodyArrival) -> Turns:
-        """Return the turns to parse the body."""
+        """Protect the complete body from being dropped. Return the turns to parse it."""
         budget = self._budget(arrival.size)
         budget.arriving.pop(arrival, None)
         return budget.turns
