@@ -24,7 +24,7 @@ class Capacity(Struct, frozen=True):
     allowed: int  # how many of them may be unavailable
     out: Mapping[str, str]  # unavailable nodes, with the reason
     others: frozenset[str] = frozenset()
-    """Nodes of other runs. A member there would wait for its lock and grow stale."""
+    """Nodes at work for other runs. A member there would wait for its lock and grow stale."""
 
     def __str__(self) -> str:
         return f"{len(self.out)} of {self.pool} nodes are unavailable, at most {self.allowed} may be"

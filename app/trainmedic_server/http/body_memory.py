@@ -68,7 +68,7 @@ class BodyMemory:
 
 
 class _Budget:
-    """Memory of bodies until their reply. Arriving ones are in the order in which they came into this budget."""
+    """Memory of bodies until their reply. Arriving ones are in order of entry."""
 
     def __init__(self, limit: int, turns: Turns) -> None:
         self.limit = limit
