@@ -44,10 +44,10 @@ def number_in(text: str) -> int | None:
 
 def failure(number: object, text: str, is_change: bool, remedy: str) -> ActionFailure:
     """Return the failure that an error means. `remedy`: what to check if the access is denied."""
+    if not isinstance(number, int) or number in _NO_ANSWER:
+        return ClusterUnavailable(text, may_be_done=is_change)
     if number in (NO_NODE, NO_JOB, NO_RESERVATION):
         return ObjectMissing(text)
     if number in _AUTH_ERRORS:
         return ClusterRefused(f"{text}; {remedy}", may_pass=True)
-    if not isinstance(number, int) or number in _NO_ANSWER:
-        return ClusterUnavailable(text, may_be_done=is_change)
     return ClusterRefused(text)
