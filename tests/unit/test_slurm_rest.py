@@ -196,7 +196,11 @@ async def test_an_answer_without_the_list_is_no_empty_list(gateway: Gateway, bod
     for ask in (slurm.nodes, slurm.jobs, slurm.reservations, partial(slurm.job, "7"), partial(slurm.node, "n1")):
         with pytest.raises(ClusterUnavailable):
             await ask()
-    gateway.body = json.dumps(UNNAMED)
+    gateway.status = 304
+    for ask in (slurm.nodes, partial(slurm.node, "n1")):
+        with pytest.raises(ClusterUnavailable):
+            await ask()
+    gateway.status, gateway.body = 200, json.dumps(UNNAMED)
     with pytest.raises(ClusterUnavailable):
         await slurm.nodes()
     with pytest.raises(ObjectMissing):  # as slurmrestd answers

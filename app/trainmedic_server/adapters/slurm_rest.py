@@ -260,7 +260,7 @@ class SlurmRest:
         if method != "GET":
             self._fence()
         reply = await self._call(method, f"/slurm/{version}{path}", body)
-        if reply.status == 304 and method == "GET":
+        if reply.status == 304 and "?update_time=" in path:
             return _UNCHANGED
         answer = (await asyncio.to_thread(_shortened, reply, what) if what is not None else None) or _document(reply)
         if answer is None:
