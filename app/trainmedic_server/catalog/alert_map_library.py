@@ -106,7 +106,8 @@ class AlertMapLibrary:
 
     def _kept_below(self, path: Path) -> dict[Path, LoadedMap]:
         known = {old: file for old, file in self._files.items() if old == path or path in old.parents}
-        return {old: replace(file, problems=()) for old, file in known.items()} or {path: LoadedMap(path)}
+        # Without digest, so that a file that comes back is read again, and its problems are known.
+        return {old: replace(file, digest="", problems=()) for old, file in known.items()} or {path: LoadedMap(path)}
 
     async def watch(self) -> None:
         while self._roots:
