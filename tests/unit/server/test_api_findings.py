@@ -149,6 +149,8 @@ async def test_a_job_is_kept_and_released() -> None:
         released = await client.post("/jobs/team/llm-1/release")
         assert [each["attempt"] for each in released.json()["items"]] == [3]
         assert (await client.post("/jobs/team/llm-1/release")).status_code == 404
+        unstorable = await client.post("/jobs/llm%00/release")
+        assert (unstorable.status_code, unstorable.json()["detail"]) == (404, "No job can have that name.")
     events = await world.findings.events_after(0, 10)
     assert [(event.kind, event.actor) for event in events] == [
         ("job_kept", "anonymous"),
