@@ -86,9 +86,12 @@ def own_id_in(answer: Mapping[str, Any], task: str) -> str:
 
 
 def _count_tasks(answer: Mapping[str, Any]) -> int:
-    """Count a record's tasks: those that wait share one."""
+    """Count a record's tasks. Waiting tasks share a record."""
     text = _text(answer.get("array_task_string"))
-    return max(1, len(_waiting_tasks(text) or "??")) if text else 1
+    if not text:
+        return 1
+    tasks = _waiting_tasks(text)
+    return len(tasks) if tasks else 2  # at least: Slurm cuts only long lists
 
 
 def _is_waiting_task(answer: Mapping[str, Any], job_id: str) -> bool:
@@ -101,7 +104,7 @@ def _is_waiting_task(answer: Mapping[str, Any], job_id: str) -> bool:
 
 
 def _waiting_tasks(text: str) -> frozenset[int] | None:
-    """Read ``0-3,7%2``. None if it is cut."""
+    """Read ``0-3,7%2``. None if Slurm cut it."""
     try:
         return frozenset(int(number) for number in host_lists.expand(f"[{text.partition('%')[0]}]"))
     except (host_lists.UnreadableHostList, ValueError):

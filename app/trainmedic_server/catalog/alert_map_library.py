@@ -28,7 +28,7 @@ log = telemetry.logger(__name__)
 
 class LoadedMap(Struct, frozen=True):
     path: Path
-    digest: str = ""  # SHA-256 of the text; empty if unreadable
+    digest: str = ""  # SHA-256 of the text; empty if it is unreadable or gone
     content: CompiledFile | None = None  # last valid one; None if there never was one
     problems: tuple[FileProblem, ...] = ()
 

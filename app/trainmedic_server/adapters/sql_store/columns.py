@@ -103,5 +103,5 @@ metadata = sa.MetaData(
 
 
 def partial_index(name: str, *columns: Any, where: str, unique: bool = False) -> None:
-    """Define an index in SQLite's form. Only stores in memory are made from it, stored ones by the migrations."""
+    """Define an index in SQLite's form. Only in-memory stores get it from here, others from migrations."""
     sa.Index(name, *columns, unique=unique, sqlite_where=sa.text(where))

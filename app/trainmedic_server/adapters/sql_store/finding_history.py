@@ -22,7 +22,7 @@ from trainmedic_server.ports.findings import FindingFilter, FindingHistory, Find
 from trainmedic_server.ports.verdicts import VerdictHistory, VerdictRecord
 
 _MOST_FINDINGS = 200  # In `findings_of_alerts`: findings returned, and fingerprints searched.
-_FINGERPRINTS_PER_QUERY = 500
+_FINGERPRINTS_PER_QUERY = 500  # far below the 32,766 values that SQLite takes in a statement
 
 
 class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):

@@ -194,7 +194,8 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
     import psycopg
 
     in_url = psycopg.conninfo.conninfo_to_dict(conninfo(url))
-    # Settings of the client: seconds, and milliseconds. `limits` are the server's settings, by name, in seconds.
+    # `limits` are settings of PostgreSQL by name, in seconds. `ours` are the client's: `connect_timeout` in seconds,
+    # `tcp_user_timeout` in milliseconds.
     ours = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 10_000, **more}
     # The URL's options have priority, except the name, by which servers find each other.
     options = {name: value for name, value in ours.items() if name == "application_name" or name not in in_url}

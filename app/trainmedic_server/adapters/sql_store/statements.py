@@ -114,6 +114,7 @@ COUNT_ACTED_BY_TARGET = _for_each_key(
 LAST_ACTED_BY_TARGET = _for_each_key(
     sa.select(runs.c.id).where(*_HAS_ACTED).order_by(runs.c.acted_at.desc(), runs.c.id.desc()).limit(1)
 )
+# `Run.is_vouched_for`: a person approved the group's list
 _IS_VOUCHED_FOR = sa.and_(runs.c.parent.is_not(None), runs.c.mode == Mode.APPROVE.value)
 NODES_OF_STARTED_RUNS = (
     sa.select(runs.c.node, sa.func.max(runs.c.created_at).label("latest"))

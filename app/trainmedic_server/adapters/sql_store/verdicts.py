@@ -13,7 +13,7 @@ from trainmedic_server.adapters.sql_store.bulk import BulkInsert
 from trainmedic_server.adapters.sql_store.columns import JsonColumn, Text, TimeColumn, metadata, partial_index
 from trainmedic_server.ports.verdicts import StoredVerdicts, VerdictRecord
 
-_MOST_OF_NODE = 100
+_MOST_OF_NODE = 100  # newest ones; three jobs among them make a node suspect
 
 verdicts = sa.Table(
     "verdicts",
