@@ -33,9 +33,10 @@ _CONNECT_SECONDS = 5
 _NAME_BYTES = 63  # PostgreSQL's limit
 _NAME_PREFIX = "trainmedic@"
 _SCHEME = re.compile(r"(postgresql|postgres)(\+\w+)?:")
-# A login or database that is missing or forbidden: retrying is useless.
+# A login or database that is missing or forbidden, or an option of the URL with a wrong value: retrying is useless.
 _PERMANENT_FAILURE = re.compile(
     r"password authentication failed|no password supplied|no pg_hba.conf entry|does not exist"
+    r"|invalid \w+ value|bad value for"
 )
 # Acknowledged data must survive a crash of PostgreSQL, whatever the database's default. Stricter values stay.
 _REQUIRE_DURABILITY = (
