@@ -28,6 +28,7 @@ async def test_a_verdict_is_kept_as_it_was_made_and_replaced_by_its_id(store: Sq
     await store.transact(lambda tx: tx.verdicts.save([again]))
     assert await store.transact(lambda tx: tx.verdicts.of_job("llm-1", 10)) == [second, again]
     assert await store.verdicts_of("llm-1", 1) == [second]
+    assert await store.verdicts_of("llm-1", 1, attempt=again.attempt) == [again]
     assert await store.verdicts_of("none", 1) == []
     records = await store.verdicts(NOW, NOW + timedelta(minutes=3))
     assert [(record.job, record.cause, record.at) for record in records] == [

@@ -113,7 +113,7 @@ async def test_many_alerts_of_findings_are_checked_at_the_cost_of_each() -> None
         async def alerts_raised(self, fingerprints: Collection[str]) -> list[Mapping[str, str]]:
             return [Labels(alert.labels) for alert in alerts]
 
-        async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]:
+        async def verdicts_of(self, job: str, limit: int, attempt: int | None = None) -> list[KnownVerdict]:
             looks.append("verdicts")
             return []
 

@@ -26,8 +26,8 @@ _FINGERPRINTS_PER_QUERY = 500  # far below the 32,766 values that SQLite takes i
 
 
 class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):
-    async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]:
-        return await self._read(lambda connection: verdicts.read(connection, verdicts.of_job(job, limit)))
+    async def verdicts_of(self, job: str, limit: int, attempt: int | None = None) -> list[KnownVerdict]:
+        return await self._read(lambda connection: verdicts.read(connection, verdicts.of_job(job, limit, attempt)))
 
     async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]:
         return await self._read(lambda connection: verdicts.read(connection, verdicts.of_node(node, since)))

@@ -40,8 +40,11 @@ partial_index("ix_verdicts_node", verdicts.c.node, verdicts.c.began_at, where="n
 partial_index("ix_verdicts_tell", verdicts.c.tell_at, where="tell_at IS NOT NULL")
 
 
-def of_job(job: str, limit: int) -> sa.Select[Any]:
-    return sa.select(verdicts).where(verdicts.c.job == job).order_by(verdicts.c.began_at.desc()).limit(limit)
+def of_job(job: str, limit: int, attempt: int | None = None) -> sa.Select[Any]:
+    statement = sa.select(verdicts).where(verdicts.c.job == job)
+    if attempt is not None:
+        statement = statement.where(verdicts.c.attempt == attempt)
+    return statement.order_by(verdicts.c.began_at.desc()).limit(limit)
 
 
 def of_node(node: str, since: datetime) -> sa.Select[Any]:
