@@ -47,7 +47,7 @@ def load_file(path: Path, before: LoadedMap | None = None) -> LoadedMap:
     return LoadedMap(path, digest, made)
 
 
-_MAP = "the alert map"
+_MAP = "the alert map"  # in place of a file, in the problem of a failed reload
 
 
 class AlertMapLibrary:

@@ -76,7 +76,7 @@ _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
 }
 
 
-# Both return None if values need no conversion.
+# `encoder` and `decoder` return None if values need no conversion.
 def encoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
     if isinstance(kind, sa.Boolean) and not dialect.supports_native_boolean:
         return int  # SQLAlchemy's own function also checks the value

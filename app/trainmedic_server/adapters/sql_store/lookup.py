@@ -20,7 +20,7 @@ WANTED = sa.values(sa.column("key", Text), name="wanted").data([(sa.bindparam(KE
 # A placeholder may have a type: %s::VARCHAR COLLATE "C". A list of constants begins with a quote.
 _LIST = re.compile(r"(.* IN \(|.*\(VALUES )(\(?(?:\?|%s)[^,()]*\)?)(\).*)", re.DOTALL)
 
-_LENGTHS = (1, 4, 16, 64, 256)  # A shorter list is filled with its last key.
+_LENGTHS = (1, 4, 16, 64, 256)  # A list between two of them repeats its last key up to the next.
 
 Row = tuple[Any, ...]
 Converters = Sequence[tuple[int, Callable[[Any], Any]]]
