@@ -50,7 +50,8 @@ def _stand_in(document: Any, now: datetime) -> Alert | None:
     if isinstance(document, dict) and set(document) == {"event", "labels"} and isinstance(document["event"], str):
         labels = document["labels"]
         if isinstance(labels, dict):
-            return beginnings.of_event(document["event"], payload.checked_labels(labels), None, b"", now)
+            labels = payload.checked_labels({**labels, beginnings.EVENT_LABEL: document["event"]})
+            return beginnings.of_event(document["event"], labels, None, b"", now)
     if isinstance(document, dict) and set(document) == {"schedule"} and isinstance(document["schedule"], str):
         return beginnings.of_schedule(document["schedule"], now)
     return None
