@@ -254,7 +254,7 @@ def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
 
 
 def _write_out(rendered: Any, path: DocumentPath) -> bool:
-    """Return False for values other than numbers."""
+    """Return False for values other than numbers and booleans."""
     for part in path[:-1]:
         rendered = rendered[part]
     value = rendered[path[-1]] if path else None
