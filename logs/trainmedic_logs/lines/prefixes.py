@@ -87,4 +87,5 @@ def _docker(text: str) -> Prefixed:
         return Prefixed(text)
     if not isinstance(inner, str):
         return Prefixed(text)
-    return Prefixed(inner.rstrip("\n"), at, not inner.endswith("\n"), key=stream)
+    whole = inner.encode("utf-8", "replace").decode()  # JSON can hold half a surrogate pair, which is not text
+    return Prefixed(whole.rstrip("\n"), at, not whole.endswith("\n"), key=stream)
