@@ -131,7 +131,9 @@ def _matched_part(text: str, start: int) -> str:
     at = start - begin
     if len(line) <= LONGEST_LINE or at < LONGEST_LINE // 2:
         return line.strip().removeprefix("| ")
-    return "…" + line[max(at - _SHOWN_BEFORE, 0) :].strip()
+    # Mask before cutting: a secret whose name is cut away would not be recognised.
+    at = len(masked(line[:at]))
+    return "…" + masked(line)[max(at - _SHOWN_BEFORE, 0) :].strip()
 
 
 def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: GpuLookup) -> Target:

@@ -289,6 +289,10 @@ def test_the_line_shown_is_the_telling_one_and_has_no_secret() -> None:
     assert "CUDA out of memory" in finding.line
     assert "geheim" not in finding.line
     assert len(finding.line) <= 500
+    cut = "x" * 400 + " password=" + "geheim" * 10 + " " + "y" * 160 + " CUDA out of memory"
+    (finding,) = feed(FindingTracker(RuleSet((rule(),))), at(0, cut))
+    assert finding.line.endswith("CUDA out of memory")
+    assert "geheim" not in finding.line
 
 
 def test_a_training_that_makes_up_ranks_costs_neither_memory_nor_time(monkeypatch: pytest.MonkeyPatch) -> None:
