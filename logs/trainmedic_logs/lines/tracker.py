@@ -195,8 +195,8 @@ class FindingTracker:
         else:
             entry.waiting.append(new)
             entry.finding = new
-        if rule.count is not None and not _merge_if_count_reached(entry, rule):
-            if rule.count.in_a_row:
+        if entry.waiting and not _merge_if_count_reached(entry, rule):
+            if entry.counts_in_a_row:
                 self._unreached_rows.add(key)
             return None
         self._unreached_rows.discard(key)
@@ -325,12 +325,11 @@ def _silence(rule: LogRule) -> timedelta:
 def _merge_if_count_reached(entry: _OpenFinding, rule: LogRule) -> bool:
     """Drop old waiting lines. If enough remain, merge them and return True."""
     wanted, waiting = rule.count, entry.waiting
-    assert wanted is not None
-    if wanted.per is not None:
+    if wanted is not None and wanted.per is not None:
         newest = waiting[-1].first_at
         while newest - waiting[0].first_at > wanted.per:
             waiting.pop(0)
-    if len(waiting) < wanted.at_least:
+    if wanted is not None and len(waiting) < wanted.at_least:  # after a reload, the rule may count no longer
         return False
     finding = waiting[0]
     for other in waiting[1:]:

@@ -246,6 +246,15 @@ def test_other_rules_take_over_what_they_still_have() -> None:
     assert len(feed(followed, at(2, "nfs: server a OK", "kernel"))) == 1
 
 
+def test_lines_that_wait_begin_a_finding_once_the_rule_counts_no_longer() -> None:
+    """One finding, that further lines repeat."""
+    followed = FindingTracker(RuleSet((rule(count=RequiredCount(3, timedelta(minutes=1))),)))
+    assert feed(followed, at(0, "CUDA out of memory")) == []
+    followed.use(RuleSet((rule(),)))
+    assert [each.count for each in feed(followed, *(at(number, "CUDA out of memory") for number in range(1, 5)))] == [2]
+    assert [each.count for each in followed.changed()] == [5]
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that makes up servers without end keeps only so many findings."""
     monkeypatch.setattr(tracker, "MOST_OPEN", 10)
