@@ -90,7 +90,7 @@ def finding_of(line: Line, match: LineMatch, identity: FindingIdentity) -> Findi
         last_at=line.at,
         line=masked(shown)[:LONGEST_LINE],
         labels=identity.labels,
-        fields=_fields(match.fields if line.group_rank is None else {**match.fields, GROUP_RANK: line.group_rank}),
+        fields=fields_of(match.fields if line.group_rank is None else {**match.fields, GROUP_RANK: line.group_rank}),
         ranks=ranks_of(line),
         time_source=line.time_source,
         shape=shape_hash(shown),
@@ -154,7 +154,7 @@ def _gpu(rule: LogRule, fields: Mapping[str, Any], gpu_of: GpuLookup) -> str | N
     return (gpu_of(named) or address) if address else None
 
 
-def _fields(fields: Mapping[str, Any]) -> dict[str, str]:
+def fields_of(fields: Mapping[str, Any]) -> dict[str, str]:
     kept = ((name, value) for name, value in fields.items() if _FIELD_NAME.match(name) and value is not None)
     return {name: masked(_written(value))[:_LONGEST_VALUE] for name, value in list(kept)[:_MOST_FIELDS]}
 

@@ -248,11 +248,11 @@ class FindingTracker:
         return done
 
     def _end(self, line: Line, rule: LogRule, fields: Mapping[str, str]) -> list[Finding]:
-        stream, done = observation.stream_key(line.origin), []
+        stream, done, named = observation.stream_key(line.origin), [], observation.fields_of(fields)
         for key in [key for key in self._entries if key[0] == stream and key[1] == rule.name]:
             entry = self._entries[key]
             own = entry.finding.fields  # groups that both patterns capture must be equal
-            if any(own.get(name, value) != value for name, value in fields.items()):
+            if any(own.get(name, value) != value for name, value in named.items()):
                 continue
             self._forget(key)
             if entry.is_reported:

@@ -120,6 +120,14 @@ def test_an_end_ends_what_it_names() -> None:
     assert (over.fields["server"], over.is_over, over.last_at) == ("a", True, NOW + 3 * SECOND)
 
 
+@pytest.mark.parametrize("server", ["long-" * 60, "nfs://me:geheim@host"])
+def test_an_end_compares_groups_as_findings_hold_them(server: str) -> None:
+    """Those are cut and have no secrets."""
+    followed = FindingTracker(RuleSet((NFS,)))
+    feed(followed, at(0, f"nfs: server {server} not responding", "kernel"))
+    assert [each.is_over for each in feed(followed, at(1, f"nfs: server {server} OK", "kernel"))] == [True]
+
+
 def test_labels_keep_findings_apart() -> None:
     """Rule, target and the rule's own labels are the identity."""
     labelled = replace(NFS, alert=RuleAlert("A", labels={"server": "{{ fields.server }}"}))
