@@ -96,7 +96,7 @@ class RecordLog:
         progress = self._progress
         self.due_at = progress.steps + self._interval
         fields: dict[str, Any] = {"step": progress.step}
-        epoch = epoch if type(epoch) in (int, float) else None
+        epoch = epoch if type(epoch) is int or (type(epoch) is float and math.isfinite(epoch)) else None
         if epoch is not None:
             fields["epoch"] = epoch
             if self._epoch != int(epoch):

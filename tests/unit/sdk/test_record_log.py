@@ -119,6 +119,15 @@ def test_whatever_is_reported_can_be_written(value: Any, expected: Any) -> None:
     assert readable(value) == expected
 
 
+@pytest.mark.parametrize("epoch", [float("nan"), float("inf"), "2"])
+def test_an_epoch_that_is_no_finite_number_is_left_out(tmp_path: Path, epoch: Any) -> None:
+    """And raises nothing into the training."""
+    rank = Rank(tmp_path)
+    rank.reports.report(1, loss=1.0, epoch=epoch)
+    (step,) = of_event(rank.written(), "step")
+    assert (step["loss"], "epoch" in step) == (1.0, False)
+
+
 def test_events_are_written_at_once(tmp_path: Path) -> None:
     """Each with its own fields, in order; the end says how it came to that."""
     rank = Rank(tmp_path, attempt=2)
