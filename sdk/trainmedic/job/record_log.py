@@ -179,7 +179,11 @@ class RecordLog:
             fields = {**note.fields, **(pace if note.event == STEP else {})}
             if lost > self._reported_lost and not lines:
                 fields["dropped"] = lost - self._reported_lost
-            lines.append(self._line(note, fields))
+            try:
+                lines.append(self._line(note, fields))
+            except Exception:  # a value of the user's code; the other records are written
+                log.exception("%s: cannot write a record", self._identity["job"])
+                self._lost += 1
         if not lines:
             return
         if file.add(b"".join(lines)):
