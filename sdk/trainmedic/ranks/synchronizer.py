@@ -5,6 +5,7 @@ Without the store, or too far behind, its part ends (`ended_because`), and no ra
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -178,15 +179,14 @@ class Synchronizer:
 
     def _attempt_inquiries(self, now: float) -> float:
         delay = _IDLE_SECONDS
-        for _ in range(len(self._inquiries)):
-            inquiry = self._inquiries[0]
+        for inquiry in list(self._inquiries):
             inquiry.result = inquiry.attempt(inquiry.since, now)
-            if inquiry.result is not None:
-                inquiry.done.set()
-                self._inquiries.popleft()
+            if inquiry.result is None:
+                delay = min(delay, inquiry.backoff.next())
                 continue
-            self._inquiries.rotate(-1)
-            delay = min(delay, inquiry.backoff.next())
+            inquiry.done.set()
+            with contextlib.suppress(ValueError):  # `end` may have taken it out
+                self._inquiries.remove(inquiry)
         return delay
 
     def _write_heartbeat(self, store: SharedStore, now: float) -> float:
