@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -68,6 +69,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         read.error("--memory must be above 0, and at most 90 percent")
     if not 1 <= options.barriers <= 10_000:
         read.error("--barriers must be from 1 to 10000")
+    if options.least_bandwidth is not None and not 0 < options.least_bandwidth < math.inf:
+        read.error("--least-bandwidth must be above 0")
     if not 0 < options.timeout <= 3600:
         read.error("--timeout must be above 0, and at most 3600 seconds")
     return options

@@ -18,6 +18,15 @@ def test_sizes_that_are_none_are_refused_in_words(sizes: str, capsys: pytest.Cap
     assert "argument --sizes: sizes are in megabytes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("bandwidth", ["nan", "inf", "0", "-1"])
+def test_a_bandwidth_that_nothing_falls_below_is_refused(bandwidth: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Or that everything does."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--least-bandwidth", bandwidth])
+    assert ended.value.code == WRONG_USE
+    assert "--least-bandwidth must be above 0" in capsys.readouterr().err
+
+
 def test_a_token_that_cannot_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
