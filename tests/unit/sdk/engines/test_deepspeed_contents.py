@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trainmedic.deepspeed.engine_checkpoints import EngineContents
+from trainmedic.deepspeed.engine_parts import EngineParts
 from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
 from trainmedic.torch.state_parts import StateParts
 
@@ -55,3 +56,9 @@ def test_a_file_with_a_damaged_directory_is_unusable(tmp_path: Path, place: int,
     contents = EngineContents(engine(), rank=0, world_size=1)
     with pytest.raises(UnusableCheckpoint, match=r"model\.pt cannot be read"):
         contents.read(tmp_path, [file], cast(StateParts, None), checked=True)
+
+
+def test_a_further_part_may_be_called_engine() -> None:
+    """By ``attach(also=...)``: only `model` is taken."""
+    parts = EngineParts(SimpleNamespace(module=torch.nn.Linear(1, 1)), engine=torch.nn.Linear(1, 1))
+    assert list(parts.by_name) == ["model", "engine"]
