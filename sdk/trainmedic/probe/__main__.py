@@ -168,15 +168,18 @@ def _token(options: argparse.Namespace) -> str | None:
     if not options.server or options.even_if_training or os.environ.get("RANK", "0") != "0":
         return None  # this process asks no server
     file = os.environ.get("TRAINMEDIC_TOKEN_FILE")
-    if not file:
-        return os.environ.get("TRAINMEDIC_TOKEN")
     try:
-        return Path(file).read_text(encoding="utf-8").strip()
+        given = Path(file).read_text(encoding="utf-8") if file else os.environ.get("TRAINMEDIC_TOKEN", "")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigurationError(
             f"TRAINMEDIC_TOKEN_FILE: cannot read {file}: {reason}; name a readable file with the token, or unset it"
         ) from error
+    token = given.strip()
+    if not (token.isascii() and token.isprintable()):  # the error of http.client would show it
+        name = "TRAINMEDIC_TOKEN_FILE" if file else "TRAINMEDIC_TOKEN"
+        raise ConfigurationError(f"{name}: not a token: it has line feeds, or characters other than ASCII")
+    return token or None
 
 
 def _lines(document: Mapping[str, Any]) -> list[str]:
