@@ -26,9 +26,9 @@ from trainmedic_logs.files.log_folder import FolderFile, Kind
 from trainmedic_logs.files.reading_limits import LimitKind, ReadingLimits
 from trainmedic_logs.lines.rule import RuleSet
 
-_LARGEST_DOCUMENT = 1024 * 1024
+_LARGEST_DOCUMENT = 1024 * 1024  # bytes of an error, sources or exit status file, and of an attempt's record
 _MOST_MERGED = 8  # attempts diagnosed if files hold several
-_MOST_NAMED = 5
+_MOST_NAMED = 5  # unread files in an error
 
 
 class AttemptVerdict(Struct, frozen=True):
@@ -95,7 +95,7 @@ class _Part(Struct, frozen=True):
     file: FolderFile
     limits: ReadingLimits
     first: int = 0  # number of its first line, from 0
-    beyond: int | None = None  # of the line after its last; None at the end of the file
+    beyond: int | None = None  # number of the line after its last; None: up to the end of the file
 
     def lines(self) -> Iterator[bytes]:
         return islice(log_folder.lines_of(self.file, self.limits), self.first, self.beyond)
@@ -161,7 +161,7 @@ def _belongs_to(file: FolderFile, attempt: int | None, attempts: Sequence[int]) 
         return True
     if file.origin.attempt is not None:
         return file.origin.attempt == attempt
-    return file.origin.source in KERNEL_SOURCES or not attempts or attempt == attempts[-1]
+    return file.origin.source in KERNEL_SOURCES or attempt == attempts[-1]
 
 
 def _diagnose_attempt(

@@ -34,9 +34,9 @@ def share(
 ) -> Share:
     """Let the ranks agree. Every rank calls it once, after the same number of calls of `Medic.commands`.
 
-    Afterwards every rank must call that at the same steps. ``every`` is the number of calls between sync points, by
-    default about a second's. ``store`` is a ``torch.distributed.Store`` of all ranks, by default the process group's or
-    torchrun's. ``patience`` is the wait for a late decision, ``call_patience`` for ranks at a command, in seconds.
+    Afterwards every rank must call `commands` at the same steps. ``every`` is the number of calls between sync points,
+    by default about a second's. ``store`` is a ``torch.distributed.Store`` of all ranks, by default the process group's
+    or torchrun's. ``patience`` is the wait for a late decision, ``call_patience`` for ranks at a command, in seconds.
     Raises ConfigurationError.
     """
     if every is not None and every < 1:

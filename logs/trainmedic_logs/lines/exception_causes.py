@@ -185,8 +185,8 @@ def read_in_thread(reading: ExceptionReading, traceback: str) -> ExceptionReadin
     if reading.cause is not CauseClass.CODE:
         return reading
     calls = _CALL.findall(traceback)
-    is_librarys = bool(calls) and bool(_LIBRARY_FILE.search(calls[-1]))
-    return ExceptionReading(CauseClass.UNKNOWN if is_librarys else CauseClass.CODE, is_guess=True)
+    is_in_library = bool(calls) and bool(_LIBRARY_FILE.search(calls[-1]))
+    return ExceptionReading(CauseClass.UNKNOWN if is_in_library else CauseClass.CODE, is_guess=True)
 
 
 def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:

@@ -31,8 +31,8 @@ GROUP_RANK = "group_rank"
 """Field of a finding that quotes another rank, whose number in the job is unknown."""
 LONGEST_LINE = 500
 """Characters of a finding's line."""
-_SHOWN_BEFORE = 200
-_LONGEST_VALUE = 256
+_SHOWN_BEFORE = 200  # characters of a long line before the match
+_LONGEST_VALUE = 256  # characters of a field
 _MOST_FIELDS = 32
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _UUID = re.compile(r"(?i)(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")

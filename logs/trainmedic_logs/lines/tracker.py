@@ -56,7 +56,7 @@ class _OpenFinding(Struct):
     reported_at: datetime | None = None
     refused: int = 0  # consecutive records that do not meet the condition
     number: int = 0  # key in the agent's state
-    user: int | None = None  # who owns the stream's file
+    user: int | None = None  # owner of the stream's file; None if unknown
 
     @property
     def state(self) -> _State:

@@ -180,7 +180,7 @@ class LogTest(_Model):
 
     @property
     def last_line(self) -> timedelta:
-        """Time of the last line or of the failure."""
+        """Time of the last line or failure."""
         return max((*(line.until for line in self.lines), self.job.fails or timedelta(0)))
 
     @property
