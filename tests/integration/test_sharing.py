@@ -122,13 +122,14 @@ def test_a_rank_that_left_a_command_is_missed_at_once() -> None:
     assert heard == {rank: {0: "written", 1: "written"} for rank in (0, 1)}
 
 
-def test_ranks_meet_outside_of_commands_too() -> None:
-    """`Share.group` of the same name, once per use."""
+@pytest.mark.parametrize("patience", [30.0, float("inf")])
+def test_ranks_meet_outside_of_commands_too(patience: float) -> None:
+    """`Share.group` of the same name, once per use, however long they may take."""
     heard: list[Any] = []
 
     def loop(member: RankThread, step: int) -> None:
         if step == 3:
-            heard.append(dict(member.share.group("save-3").poll(member.rank)))
+            heard.append(dict(member.share.group("save-3").poll(member.rank, patience)))
         member.call(step)
 
     with RankThreads(2, every=1) as ranks:

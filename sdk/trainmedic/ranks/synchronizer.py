@@ -99,10 +99,11 @@ class Synchronizer:
     def wait_for(self, attempt: Callable[[float, float], Any], limit: float) -> Any:
         """Let the thread call ``attempt`` until it returns a value. Raises RankLost if sharing has ended."""
         inquiry = Inquiry(attempt, self._world_size)
+        longest = min(limit + _STORE_GRACE, threading.TIMEOUT_MAX)  # a group's patience may be infinite
         self._inquiries.append(inquiry)
         self._wake.set()
         try:
-            if self.ended_because is None and not inquiry.done.wait(limit + _STORE_GRACE):
+            if self.ended_because is None and not inquiry.done.wait(longest):
                 self.end(f"the store that the ranks share has not answered for {_STORE_GRACE:g} s")
         except BaseException:
             # The caller leaves a round that the others count on, with an unknown outcome.
