@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
@@ -18,6 +17,7 @@ import torch
 from trainmedic.client import Medic
 from trainmedic.errors import TrainmedicError
 from trainmedic.recovery import checkpoints
+from trainmedic.torch.checkpoints.checkpoint_files import UNREADABLE
 from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
 from trainmedic.torch.checkpoints.rank_states import RankState, merge, own_part
@@ -178,7 +178,7 @@ def _check_checksums(file: Path) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
-    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+    except UNREADABLE as error:
         raise UnusableCheckpoint(f"{file.parent.name}/{file.name} cannot be read: {error}") from error
     if damaged is not None:
         raise UnusableCheckpoint(f"{file.parent.name}/{file.name} cannot be read: {damaged} was damaged")

@@ -41,6 +41,18 @@ def test_one_that_unpacks_to_more_than_anybody_logs_is_left_out(
     assert found.attempts[-1].verdict.ranks == (2,)
 
 
+def test_damaged_records_of_attempts_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt's own files are read all the same."""
+    monkeypatch.setattr(log_folder, "MOST_UNPACKED", 1024)
+    attempt = tmp_path / "llm-1" / "attempt-1"
+    attempt.mkdir(parents=True)
+    (attempt / "launcher-n.log").write_bytes(_OOM)
+    (attempt.parent / "attempts.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 4096))
+    found = diagnose_folder(attempt.parent, shipped_rules())
+    assert set(found.left_out) == {"attempts.jsonl.gz"}
+    assert found.attempts[-1].verdict.ranks == (2,)
+
+
 def test_of_a_long_file_the_end_is_read_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one that is compressed as well, by what it unpacks to; others are not named."""
     monkeypatch.setattr(log_folder, "MOST_BYTES", 1 << 20)

@@ -138,6 +138,7 @@ def test_what_cannot_be_is_told_before_the_training_begins(
         {"metrics_port": "9108"},
         {"layer_norms": -1},
         {"largest_lr_scale": 0.5},
+        {"largest_lr_scale": "4"},
         {"capabilities": {"job.pause": "sometimes"}},
     ],
 )

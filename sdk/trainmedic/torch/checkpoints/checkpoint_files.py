@@ -7,7 +7,9 @@ import logging
 import os
 import pickle
 import stat
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,10 @@ log = logging.getLogger("trainmedic")
 
 TRAINING = "training.pt"
 
-# Errors of torch.load for missing, truncated, changed or outdated files.
-_UNREADABLE = (
+# Errors of zipfile and torch.load for missing, truncated, changed or outdated files.
+UNREADABLE = (
     *(OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, ImportError, TypeError),
-    *(pickle.UnpicklingError, zipfile.BadZipFile),
+    *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, struct.error),
 )
 
 
@@ -91,7 +93,7 @@ def read_file(path: Path, checked: bool) -> Any:
             if not _only_we_can_write(path):
                 raise
             return torch.load(path, map_location="cpu", weights_only=False)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise UnusableCheckpoint(f"{path.parent.name}/{path.name} cannot be read: {_first_line(error)}") from error
 
 

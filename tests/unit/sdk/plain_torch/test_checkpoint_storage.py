@@ -124,6 +124,17 @@ def test_a_damaged_one_changes_nothing_when_it_is_loaded(tmp_path: Path) -> None
     assert torch.equal(weight(training), kept)
 
 
+def test_one_with_a_damaged_directory_is_unusable(tmp_path: Path) -> None:
+    """Its entry names a compression that its data does not have."""
+    storage, training = Directory(tmp_path), parts()
+    found = storage.save(150, training, {})
+    raw = bytearray((found.path / TRAINING).read_bytes())
+    raw[raw.index(b"PK\1\2") + 10] = 8
+    (found.path / TRAINING).write_bytes(raw)
+    with pytest.raises(UnusableCheckpoint, match=r"step-00000150/training\.pt cannot be read"):
+        storage.load(found, training)
+
+
 @pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04", b"\x80\x04."])
 def test_whatever_stands_in_the_file_only_makes_it_unusable(tmp_path: Path, content: bytes) -> None:
     """Also where its length is what the mark says."""
