@@ -18,7 +18,7 @@ from trainmedic.job.group import SingleRankGroup
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import COMPLETE, PINNED, SavedCheckpoint
 from trainmedic.torch import Directory, OwnCheckpoints
-from trainmedic.torch.checkpoints.checkpoint_files import TRAINING
+from trainmedic.torch.checkpoints.checkpoint_files import TRAINING, read_file
 from trainmedic.torch.checkpoints.checkpoint_storage import RUN, UnusableCheckpoint
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
 from trainmedic.torch.state_parts import StateParts
@@ -132,6 +132,27 @@ def test_whatever_stands_in_the_file_only_makes_it_unusable(tmp_path: Path, cont
     (found.path / RUN).write_bytes(content)
     with pytest.raises(UnusableCheckpoint):
         storage.load(found, training)
+
+
+def _compressed(raw: bytes) -> bytes:
+    """Change the method of the first file in the archive's directory from stored to compressed."""
+    method = raw.index(b"PK\x01\x02") + 10
+    return raw[:method] + b"\x08" + raw[method + 1 :]
+
+
+def _of_another_kind(raw: bytes) -> bytes:
+    return raw.replace(b"storage", b"storaoe")
+
+
+@pytest.mark.parametrize(("damage", "checked"), [(_compressed, True), (_of_another_kind, False)])
+def test_a_damaged_part_that_has_no_checksum_makes_it_unusable(
+    tmp_path: Path, damage: Callable[[bytes], bytes], checked: bool
+) -> None:
+    storage, training = Directory(tmp_path), parts()
+    path = storage.save(150, training, {}).path / TRAINING
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UnusableCheckpoint, match="cannot be read"):
+        read_file(path, checked)
 
 
 @pytest.mark.parametrize(
