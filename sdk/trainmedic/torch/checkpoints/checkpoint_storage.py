@@ -171,10 +171,16 @@ class CheckpointDirectory:
             leftovers = [path for path in self._root.iterdir() if self._is_leftover(path.name)]
             to_delete += [path for path in leftovers if not checkpoints.is_pinned_by_user(path)]
         self._warn_if_too_few([each for each in present if each.path not in to_delete], len(to_delete))
+        fault: OSError | None = None
         for path in to_delete:
-            # Delete the mark first: a partly deleted checkpoint must not count as complete.
-            (path / checkpoints.COMPLETE).unlink(missing_ok=True)
-            shutil.rmtree(path)
+            try:
+                # Delete the mark first: a partly deleted checkpoint must not count as complete.
+                (path / checkpoints.COMPLETE).unlink(missing_ok=True)
+                shutil.rmtree(path)
+            except OSError as error:  # the others can still be deleted
+                fault = error
+        if fault is not None:
+            raise fault
 
     def _is_leftover(self, name: str) -> bool:
         # A new ``unfinished-`` directory of another process may still be written.

@@ -300,6 +300,18 @@ def test_the_target_of_a_rollback_stays_until_training_is_well_past_its_trouble(
     assert sorted(one.step for one in storage.checkpoints()) == [300, 400, 500]
 
 
+def test_one_that_cannot_be_deleted_keeps_no_other(tmp_path: Path) -> None:
+    storage, training = Directory(tmp_path / "run", keep=2), parts()
+    for step in (50, 100, 200, 300):
+        age(storage.save(step, training, {}).path, minutes=100 - step // 10)
+    link = tmp_path / "run/step-00000100"
+    link.rename(tmp_path / "moved")
+    link.symlink_to(tmp_path / "moved")  # `rmtree` refuses links
+    with pytest.raises(OSError, match="symbolic link"):
+        storage.prune()
+    assert not (tmp_path / "run/step-00000050").exists()
+
+
 def test_without_a_number_none_is_deleted(tmp_path: Path) -> None:
     """The user deletes them."""
     storage, training = Directory(tmp_path, keep=None), parts()
