@@ -8,12 +8,16 @@ from typing import Any, cast
 
 import pytest
 
+from trainmedic.errors import NotAgreed
+from trainmedic.job.group import PATIENCE, SingleRankGroup
 from trainmedic.recovery import memory_slots
 from trainmedic.recovery.memory_slots import Slot
+from trainmedic.recovery.replicas import ReplicaServer
 
 pytest.importorskip("torch")
 
 from trainmedic.torch.memory.memory_replicas import MemoryReplicas
+from trainmedic.torch.memory.memory_start import Memory, MemoryStart
 
 WARD = 7
 
@@ -52,3 +56,31 @@ def test_a_choice_of_the_next_slot_hides_no_copy(tmp_path: Path, monkeypatch: py
         assert steps_in(replicas) == [20]
     finally:
         replicas.end(in_order=False)
+
+
+class SilentGroup(SingleRankGroup):
+    """Group whose other ranks do not answer."""
+
+    def poll(self, value: Any = None, patience: float = PATIENCE) -> Any:
+        raise NotAgreed("rank 1 did not report")
+
+
+def test_a_second_start_closes_the_server_of_a_failed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(memory_slots.ENVIRONMENT, str(tmp_path / "shared"))
+    (tmp_path / "shared").mkdir()
+    options = Memory(replica_every=60.0)
+    start = MemoryStart(cast(Any, SimpleNamespace()), options, "llm-1", tmp_path / "checkpoints")
+    servers: list[ReplicaServer] = []
+    try:
+        for _ in range(2):
+            with pytest.raises(NotAgreed):
+                start.begin(SilentGroup(), None)
+            assert start._replicas is not None
+            servers.append(start._replicas._server)
+        assert [server._thread.is_alive() for server in servers] == [False, True]
+    finally:
+        for server in servers:
+            if server._thread.is_alive():
+                server.close()
+        assert start._lock is not None
+        start._lock.release()

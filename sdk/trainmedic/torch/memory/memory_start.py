@@ -91,9 +91,13 @@ class MemoryStart:
 
         ``newest_step`` returns the disk's; only a later one is fetched from other nodes. None restores nothing.
         """
-        if self._lock is not None:  # from a failed start
+        # From a failed start.
+        if self._lock is not None:
             self._lock.release()
             self._lock = None
+        if self._replicas is not None:
+            self._replicas.end(in_order=False)
+            self._replicas = None
         names = group.choose(lambda: self._names(newest_step))
         directory = self._open(names["training"], group.rank)
         self._serve(directory, group.rank, bytes.fromhex(names["secret"]))
