@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import pytest
 
-from trainmedic.errors import NotAgreed
+from trainmedic.errors import NotAgreed, TrainmedicError
 from trainmedic.job.group import PATIENCE, SingleRankGroup
 from trainmedic.recovery import memory_slots
-from trainmedic.recovery.memory_slots import Slot
+from trainmedic.recovery.memory_slots import Slot, SlotMark
 from trainmedic.recovery.replicas import ReplicaServer
 
 pytest.importorskip("torch")
 
-from trainmedic.torch.memory.memory_replicas import MemoryReplicas
+from trainmedic.torch.memory.memory_replicas import MemoryReplicas, _time_of
 from trainmedic.torch.memory.memory_start import Memory, MemoryStart
 
 WARD = 7
@@ -54,6 +54,41 @@ def test_a_choice_of_the_next_slot_hides_no_copy(tmp_path: Path, monkeypatch: py
         assert seen == [[10, 20], [10, 20]]
         assert older is slots[1]
         assert steps_in(replicas) == [20]
+    finally:
+        replicas.end(in_order=False)
+
+
+class ClearedSlot:
+    """Slot whose mark is cleared by another thread right after it is read."""
+
+    def __init__(self, mark: SlotMark) -> None:
+        self._marks: list[SlotMark | None] = [mark]
+
+    @property
+    def mark(self) -> SlotMark | None:
+        return self._marks.pop() if self._marks else None
+
+
+def cleared_slot() -> ClearedSlot:
+    return ClearedSlot(SlotMark("memory-step-00000020-a-0", 20, "2026-01-01T00:00:20Z", WARD, 8, 10, 0, 0))
+
+
+def test_a_copy_that_is_cleared_while_it_is_looked_at_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training clears its own copies, and those of other ranks at a rollback."""
+    monkeypatch.setenv(memory_slots.ENVIRONMENT, str(tmp_path))
+    node = memory_slots.node_directory("run", "node-1")
+    pool, cadence = SimpleNamespace(complete=lambda: [cleared_slot()]), SimpleNamespace(replica_steps=10)
+    replicas = MemoryReplicas(cast(Any, SimpleNamespace(pool=pool, cadence=cadence)), WARD, node, b"secret")
+    try:
+        found = replicas._newest_to_copy({"rank": WARD, "multiple_of": 10, "other_than": None})
+        assert found is not None
+        replicas._slots[WARD] = [cast(Any, cleared_slot()), cast(Any, cleared_slot())]
+        # No other rank answers there, which is the only error.
+        with pytest.raises((OSError, TrainmedicError)):
+            replicas._update(WARD, ("127.0.0.1", 1))
+        assert _time_of(cast(Any, cleared_slot())) == "2026-01-01T00:00:20Z"
     finally:
         replicas.end(in_order=False)
 
