@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +13,7 @@ import pytest
 from trainmedic.errors import NotAgreed, TrainmedicError
 from trainmedic.job.group import PATIENCE, SingleRankGroup
 from trainmedic.recovery import memory_slots
+from trainmedic.recovery.memory_pool import SlotPool
 from trainmedic.recovery.memory_slots import Slot, SlotMark
 from trainmedic.recovery.replicas import ReplicaServer
 
@@ -91,6 +94,23 @@ def test_a_copy_that_is_cleared_while_it_is_looked_at_ends_nothing(
         assert _time_of(cast(Any, cleared_slot())) == "2026-01-01T00:00:20Z"
     finally:
         replicas.end(in_order=False)
+
+
+def test_a_part_is_copied_without_a_second_copy_in_between() -> None:
+    """It may be most of the node's memory."""
+    start = MemoryStart(cast(Any, SimpleNamespace()), Memory(), "llm-1", None)
+    size = 1 << 22
+    source, pool = mmap.mmap(-1, size), SlotPool(2, 2 * size, None)
+    source[-1] = 7
+    mark = SlotMark("memory-step-00000020-a-0", 20, "2026-01-01T00:00:20Z", 0, 1, size, 0, 0)
+    tracemalloc.start()
+    try:
+        start._copy(source, mark, pool)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert pool.complete()[0].memory[size - 1] == 7
+    assert most < size // 4
 
 
 class SilentGroup(SingleRankGroup):

@@ -229,7 +229,7 @@ class MemoryStart:
 
     def _copy(self, source: Any, mark: SlotMark, pool: SlotPool) -> None:
         slot = pool.make(mark.size)
-        slot.memory[: mark.size] = source[: mark.size]
+        slot.memory[: mark.size] = memoryview(source)[: mark.size]  # a slice of the map itself would be a copy
         slot.complete(mark)
 
     def _fetch(self, address: Address, mark: SlotMark, pool: SlotPool, source: MemoryReplicas) -> None:
