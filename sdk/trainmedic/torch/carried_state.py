@@ -382,7 +382,7 @@ def _value_at_start(value: Any) -> carried_values.Held | None:
         return None
     try:
         return carried_values.take(value)
-    except TypeError:
+    except (TypeError, RecursionError):  # also of a container that holds itself
         return None
 
 

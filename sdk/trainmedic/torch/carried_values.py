@@ -28,15 +28,14 @@ def is_in_place(value: Any) -> bool:
     return isinstance(value, (torch.Tensor, list, deque, MutableMapping)) or _is_array(value) or is_random(value)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any, outer: tuple[Any, ...] = ()) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each)
-    elif isinstance(value, (list, tuple, deque)):
-        for each in value:
-            yield from tensors_in(each)
+    elif isinstance(value, (Mapping, list, tuple, deque)) and not any(value is each for each in outer):
+        outer = (*outer, value)  # a container that holds itself is read once
+        for member in value.values() if isinstance(value, Mapping) else value:
+            if type(member) not in _PLAIN_TYPES:  # sooner than in the call: lists can be long
+                yield from tensors_in(member, outer)
 
 
 def is_freed(tensor: torch.Tensor) -> bool:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from trainmedic.torch.carried_state import CarriedState, CarriedValue
+from trainmedic.torch.carried_values import tensors_in
+from trainmedic.torch.state_parts import StateParts
 
 
 @pytest.mark.parametrize(("kept", "outcome"), [([1], {"compared": 1, "agreed": 1}), ([object()], {})])
@@ -19,3 +23,17 @@ def test_what_cannot_be_read_again_does_not_agree(kept: list[Any], outcome: dict
 
     state = CarriedState(named={"buffer": CarriedValue(lambda: values, put)})
     assert state.put_back(state.take()) == outcome
+
+
+def test_containers_that_hold_themselves_are_no_error() -> None:
+    """Such as a tree whose nodes know their parents."""
+    model = nn.Linear(2, 2)
+    tree: dict[str, Any] = {"children": [{"value": torch.ones(1)}]}
+    tree["children"][0]["parent"] = tree
+    plain: list[Any] = [1]
+    plain.append(plain)
+    model.tree, model.plain = tree, plain
+    state = CarriedState(StateParts(model=model))
+    state.record_start()
+    assert list(tensors_in(tree)) == [torch.ones(1)]
+    assert state.take() == {}
