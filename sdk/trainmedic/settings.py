@@ -114,7 +114,8 @@ def resolve(
     size = world_size if world_size is not None else max(launched_size, my_rank + 1)
     if not 0 <= my_rank < size:
         raise ConfigurationError(f"rank {my_rank} does not exist in a world of {size}")
-    state = Path(env.get("TRAINMEDIC_STATE_DIR") or Path(env.get("HOME") or Path.home()) / ".local/state/trainmedic")
+    home = env.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - it raises nothing for an unknown user
+    state = Path(env.get("TRAINMEDIC_STATE_DIR") or Path(home) / ".local/state/trainmedic")
     return Settings(name, my_rank, size, key_reader(signing_key, env), url, state / URL_FILE, url_origin)
 
 

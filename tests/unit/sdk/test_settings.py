@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -61,6 +63,13 @@ def test_without_a_url_the_state_directory_is_asked_each_time(tmp_path: Path) ->
     (tmp_path / "redis.url").write_text("redis://:x@127.0.0.1:1/0\n")
     assert found.find_url() == "redis://:x@127.0.0.1:1/0"
     assert settled({"HOME": "/home/me"}).url_file == Path("/home/me/.local/state/trainmedic/redis.url")
+
+
+def test_a_user_without_a_home_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under any user ID."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError("uid not found")))
+    assert settled({"TRAINMEDIC_REDIS_URL": "redis://127.0.0.1:1"}).find_url() == "redis://127.0.0.1:1"
 
 
 def test_the_key_may_be_in_a_file(tmp_path: Path) -> None:
