@@ -32,7 +32,9 @@ _LONGEST_WAIT = 5.0
 ROOM_FOR_SERVERS = 64  # clients that agents and jobs leave free for servers
 _WAITS_FOR_ROOM = (10.0, 30.0)  # random seconds between tries while Redis is full
 _MOST_UNANSWERED = 1000  # unanswered commands whose times are known
-_INTACT_AFTER = ("OOM", "WRONGTYPE", "NOGROUP", "EXECABORT")  # first words of errors that leave the connection intact
+# Errors that leave the connection intact. redis-py removes the first word of those that it has a class for.
+_INTACT_AFTER = (redis.exceptions.OutOfMemoryError, redis.exceptions.ExecAbortError)
+_INTACT_AFTER_WORD = re.compile(r"(?:Command # .* caused error: )?(?:WRONGTYPE|NOGROUP)\b", re.DOTALL)
 NO_MORE_CLIENTS = "it takes no more clients: raise its maxclients, and its limit of open files"
 _GENERATOR = random.Random()  # noqa: S311 - not the shared one, from which a training draws
 
@@ -224,7 +226,9 @@ def takes_no_clients(error: BaseException) -> bool:
 
 
 def _leaves_connection_intact(error: BaseException) -> bool:
-    return isinstance(error, redis.ResponseError) and str(error).startswith(_INTACT_AFTER)
+    if isinstance(error, _INTACT_AFTER):
+        return True
+    return isinstance(error, redis.ResponseError) and _INTACT_AFTER_WORD.match(str(error)) is not None
 
 
 def _check_room(client: redis.Redis) -> None:
