@@ -208,6 +208,12 @@ class RereadSource(IteratedSource):
             set_epoch(part, self.epoch)
         return iter(self._source)
 
+    def stop_loading(self) -> None:
+        # A loader with persistent workers would use its iterator again.
+        if self._iterator is not None and getattr(self._source, "_iterator", None) is self._iterator:
+            self._source._iterator = None
+        super().stop_loading()
+
     def _generator_state(self) -> Any:
         generator = getattr(self._source, "generator", None)
         return generator.get_state() if generator is not None else None

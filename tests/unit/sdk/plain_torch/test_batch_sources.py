@@ -696,6 +696,17 @@ def test_what_worker_processes_hold_back_is_not_known() -> None:
     assert told == f"{REPLAYED}, if the state of the data set holds all that its workers hold back"
 
 
+def test_a_stream_with_lasting_workers_is_read_again() -> None:
+    """Its loader would use the workers of before, which have ended."""
+    source = source_of(DataLoader(Counting(), batch_size=BATCH, num_workers=1, persistent_workers=True))
+    assert isinstance(source, RereadSource)
+    taken(source, 1)
+    state, after = source.state(), flat(taken(source, 2))
+    source.restore(state)
+    assert flat(taken(source, 2)) == after
+    source.stop_loading()
+
+
 def test_a_source_that_gives_other_batches_each_time_is_told_of() -> None:
     """As WebDataset's shuffling without a seed does; what was read again shows it."""
 
