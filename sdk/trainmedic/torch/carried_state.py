@@ -137,7 +137,7 @@ class CarriedState:
 
     @property
     def may_hold_position(self) -> bool:
-        """True if restored state may put a stream back; that of modules and optimizers does not."""
+        """True if restored state may rewind a stream, which state of modules and optimizers does not."""
         parts = self.parts.by_name if self.parts is not None else {}
         named = [part for name, part in parts.items() if name.partition(".")[0] not in _OWN_PARTS]
         is_other = any(not isinstance(part, (nn.Module, torch.optim.Optimizer)) for part in named)

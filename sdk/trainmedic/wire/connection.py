@@ -124,7 +124,7 @@ class _SharedClient:
                 self.client = open_client(url)
             except ValueError as error:
                 raise NoRedisUrl(f"the Redis URL that is set, or in the state directory, {error}") from None
-            if not self.is_ending:  # then the last answers and notices precede room for servers
+            if not self.is_ending:  # the last answers and notices may take a slot reserved for servers
                 _check_room(self.client)
         return self.client
 

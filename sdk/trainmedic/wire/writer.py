@@ -32,10 +32,10 @@ log = logging.getLogger("trainmedic")
 
 STREAM_SECONDS = 24 * 3600  # expiry of the command stream after its receiver's end
 LARGEST_PRESENCE = 1024 * 1024  # bytes; 8,192 ranks take about 800 KB
-REPLIES_KEPT = 100_000
+REPLIES_KEPT = 100_000  # entries of the stream of replies, about
 _QUEUE = 1000  # messages
-_BATCH = 100  # replies in one transaction, or one message's more
-_MOST_REFUSALS = 5
+_BATCH = 100  # replies per transaction, after which it takes no further message
+_MOST_REFUSALS = 5  # consecutive, until the messages are dropped
 _LONGEST_REFUSAL = 30.0  # seconds in which the server repairs a tampered stream
 # Redis refuses all writes, not one message: it is full, a replica, or cannot save. redis-py has classes for some.
 _REFUSES_ALL = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)

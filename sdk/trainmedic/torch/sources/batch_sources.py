@@ -224,7 +224,7 @@ class RereadSource(IteratedSource):
             generator.set_state(state)
 
 
-_LOOKED_AT = 4  # batches of an iterator
+_LOOKED_AT = 4  # first batches of an iterator, to see whether it draws the training's random numbers
 
 
 class ForwardSource(BatchSource):
