@@ -130,13 +130,18 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _put_tensor(present: Any, content: torch.Tensor, device: str) -> torch.Tensor:
     fits = isinstance(present, torch.Tensor) and present.shape == content.shape and present.dtype == content.dtype
-    if fits and present.is_leaf and not present.is_inference():  # a graph's or inference mode's tensor is replaced
+    # A graph's or inference mode's tensor is replaced, and one whose elements share memory, as after `expand`.
+    if fits and present.is_leaf and not present.is_inference() and not _overlaps(present):
         with torch.no_grad():
             present.copy_(content)
         kept: torch.Tensor = present
         return kept
     target = present.device if isinstance(present, torch.Tensor) else torch.device(device)
     return content.to(target, copy=True)
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _put_array(present: Any, content: Any) -> Any:

@@ -37,3 +37,15 @@ def test_containers_that_hold_themselves_are_no_error() -> None:
     state.record_start()
     assert list(tensors_in(tree)) == [torch.ones(1)]
     assert state.take() == {}
+
+
+def test_an_expanded_tensor_is_restored() -> None:
+    """Its elements share memory, so it cannot be written to."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.ones(1, 3).expand(4, 3), persistent=False)
+    state = CarriedState(StateParts(model=model))
+    state.record_start()
+    held = state.take()
+    model.mask = torch.zeros(1, 3).expand(4, 3)
+    assert state.put_back(held) == {"compared": 1, "agreed": 1}
+    assert torch.equal(model.mask, torch.ones(4, 3))
