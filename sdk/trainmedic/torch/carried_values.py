@@ -38,9 +38,14 @@ def tensors_in(value: Any, outer: tuple[Any, ...] = ()) -> Iterator[torch.Tensor
                 yield from tensors_in(member, outer)
 
 
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    # Nested tensors have no shape, and reading a quantized one's bytes crashes.
+    return tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
 def is_freed(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's memory was freed, as by FSDP; reading it would crash."""
-    if tensor.layout != torch.strided or not tensor.numel():
+    if not is_ordinary(tensor) or not tensor.numel():
         return False
     last_element = tensor.storage_offset() + sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -54,8 +59,8 @@ def is_freed(tensor: torch.Tensor) -> bool:
 def take(value: Any) -> Held:
     """Return a copy. Raises TypeError for unsupported values."""
     if isinstance(value, torch.Tensor):
-        if value.is_meta or hasattr(value, "placements") or value.layout != torch.strided or is_freed(value):
-            raise TypeError("a tensor that is spread over ranks, sparse or without data")
+        if value.is_meta or hasattr(value, "placements") or not is_ordinary(value) or is_freed(value):
+            raise TypeError("a tensor that is spread over ranks, sparse, nested, quantized or without data")
         return _TENSOR, (value.detach().to("cpu", copy=True), str(value.device))
     if isinstance(value, _PLAIN_TYPES):
         return _PLAIN, value

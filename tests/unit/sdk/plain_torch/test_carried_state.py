@@ -11,6 +11,7 @@ from torch import nn
 from trainmedic.torch.carried_state import CarriedState, CarriedValue
 from trainmedic.torch.carried_values import tensors_in
 from trainmedic.torch.state_parts import StateParts
+from trainmedic.trainer.held_values import NotPlain, packed
 
 
 @pytest.mark.parametrize(("kept", "outcome"), [([1], {"compared": 1, "agreed": 1}), ([object()], {})])
@@ -49,3 +50,22 @@ def test_an_expanded_tensor_is_restored() -> None:
     model.mask = torch.zeros(1, 3).expand(4, 3)
     assert state.put_back(held) == {"compared": 1, "agreed": 1}
     assert torch.equal(model.mask, torch.ones(4, 3))
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("kind", ["nested", "quantized"])
+def test_a_tensor_without_plain_memory_is_not_carried(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Reading its memory would be an error, or end the process."""
+    model = nn.Linear(2, 2)
+    if kind == "nested":
+        model.kept = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    else:
+        model.kept = torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8)
+    state = CarriedState(StateParts(model=model))
+    state.record_start()
+    held = state.take()
+    assert "model.kept is not in checkpoints" in caplog.text
+    assert (held, state.put_back(held)) == ({}, {})
+    with pytest.raises(NotPlain):
+        packed(model.kept)
