@@ -227,7 +227,9 @@ def _numpy_state(value: Any) -> _StateAccess | None:
 
 def _is_array(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in _NUMBER_KINDS
+    if numpy is None or not isinstance(value, numpy.ndarray):
+        return False
+    return value.dtype.kind in _NUMBER_KINDS and bool(value.dtype.isnative)  # PyTorch reads no other byte order
 
 
 def _is_scalar(value: Any) -> bool:

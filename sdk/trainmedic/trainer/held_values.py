@@ -150,7 +150,7 @@ class _Packer:
         self._count(value.nbytes)
         try:
             return ("array", torch.from_numpy(value.copy()))
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # another type, or byte order
             raise NotPlain(str(value.dtype)) from error
 
     def _count(self, size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -69,3 +70,16 @@ def test_a_tensor_without_plain_memory_is_not_carried(kind: str, caplog: pytest.
     assert (held, state.put_back(held)) == ({}, {})
     with pytest.raises(NotPlain):
         packed(model.kept)
+
+
+def test_an_array_of_another_byte_order_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as one from a file of the MNIST data set."""
+    array = np.zeros(2, dtype=">i4")
+    model = nn.Linear(2, 2)
+    model.kept = [array]
+    state = CarriedState(StateParts(model=model), {"own": CarriedValue(lambda: array, None)})
+    state.record_start()
+    assert state.take() == {}
+    assert "also.own is not in checkpoints: a ndarray" in caplog.text
+    with pytest.raises(NotPlain):
+        packed(array)
