@@ -209,9 +209,10 @@ class RereadSource(IteratedSource):
         return iter(self._source)
 
     def stop_loading(self) -> None:
-        # A loader with persistent workers would use its iterator again.
-        if self._iterator is not None and getattr(self._source, "_iterator", None) is self._iterator:
-            self._source._iterator = None
+        # A loader with persistent workers, perhaps within the source, would use its iterator again.
+        for loader in (self._source, *getattr(self._source, "__dict__", {}).values()):
+            if self._iterator is not None and getattr(loader, "_iterator", None) is self._iterator:
+                loader._iterator = None
         super().stop_loading()
 
     def _generator_state(self) -> Any:

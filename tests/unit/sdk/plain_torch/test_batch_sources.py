@@ -696,9 +696,20 @@ def test_what_worker_processes_hold_back_is_not_known() -> None:
     assert told == f"{REPLAYED}, if the state of the data set holds all that its workers hold back"
 
 
-def test_a_stream_with_lasting_workers_is_read_again() -> None:
+class Wrapped:
+    """A loader in a class of the user's."""
+
+    def __init__(self, loader: DataLoader[int]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+@pytest.mark.parametrize("wrap", [lambda loader: loader, Wrapped])
+def test_a_stream_with_lasting_workers_is_read_again(wrap: Any) -> None:
     """Its loader would use the workers of before, which have ended."""
-    source = source_of(DataLoader(Counting(), batch_size=BATCH, num_workers=1, persistent_workers=True))
+    source = source_of(wrap(DataLoader(Counting(), batch_size=BATCH, num_workers=1, persistent_workers=True)))
     assert isinstance(source, RereadSource)
     taken(source, 1)
     state, after = source.state(), flat(taken(source, 2))
