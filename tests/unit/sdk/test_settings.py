@@ -117,6 +117,8 @@ def test_a_previous_key_is_withdrawn_by_its_file(tmp_path: Path, withdrawn: str)
         ({}, {"job": 7}, "name"),
         ({}, {"rank": 2, "world_size": 2}, "rank 2"),
         ({}, {"rank": -1}, "rank -1"),
+        ({}, {"rank": "0"}, "rank is '0'; it is a whole number"),
+        ({}, {"world_size": 2.0}, "world_size is 2.0; it is a whole number"),
         ({"RANK": "first"}, {}, "RANK"),
         ({}, {"signing_key": " "}, "empty"),
         ({}, {"signing_key": 7}, "text or bytes, not int"),
