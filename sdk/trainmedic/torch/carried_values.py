@@ -19,6 +19,10 @@ _NUMBER_KINDS = "biufc"  # NumPy's codes for booleans, integers, floats and comp
 _TORCH_RANDOM, _PYTHON_RANDOM, _NUMPY_RANDOM = "torch random", "python random", "numpy random"
 
 
+class NoGenerator(TypeError):
+    """The saved random generator is gone."""
+
+
 def is_random(value: Any) -> bool:
     return isinstance(value, (torch.Generator, random.Random)) or _numpy_state(value) is not None
 
@@ -81,7 +85,7 @@ def take(value: Any) -> Held:
 
 
 def put_back(present: Any, held: Held) -> Any:
-    """Return the restored value: ``present`` in place, if possible. Raises TypeError for a missing generator."""
+    """Return the restored value: ``present`` in place, if possible. Raises NoGenerator."""
     kind, content = held
     if kind == _TENSOR:
         return _put_tensor(present, *content)
@@ -195,7 +199,7 @@ def _random_state(value: Any) -> Held:
 
 def _put_random(present: Any, kind: str, content: Any) -> Any:
     if not is_random(present):
-        raise TypeError("a random generator was saved, and there is none now")
+        raise NoGenerator
     if kind == _TORCH_RANDOM:
         present.set_state(content)
     elif kind == _PYTHON_RANDOM:

@@ -83,3 +83,13 @@ def test_an_array_of_another_byte_order_is_no_error(caplog: pytest.LogCaptureFix
     assert "also.own is not in checkpoints: a ndarray" in caplog.text
     with pytest.raises(NotPlain):
         packed(array)
+
+
+def test_a_generator_that_is_gone_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """As in a resume by another version of the script; the training goes on without it."""
+    model = nn.Linear(2, 2)
+    model.noise = torch.Generator()
+    held = CarriedState(StateParts(model=model)).take()
+    assert list(held) == ["model.noise"]
+    assert CarriedState(StateParts(model=nn.Linear(2, 2))).put_back(held) == {}
+    assert "the checkpoint holds carried state that is no longer there: model.noise" in caplog.text
