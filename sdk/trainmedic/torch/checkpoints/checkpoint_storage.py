@@ -266,7 +266,7 @@ class CheckpointDirectory:
                 is_complete = all((path / name).stat().st_size == size for name, size in facts["files"].items())
                 health = CheckpointHealth.from_json(facts.get("health"))
                 return SavedCheckpoint(int(facts["step"]), at, path, complete=is_complete, health=health)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 pass  # an invalid mark, or missing files
         return SavedCheckpoint(step, datetime.fromtimestamp(0, timezone.utc), path, complete=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -99,7 +100,11 @@ def odd_mark(path: Path) -> None:
     checkpoints.mark_complete(path, {"step": "many", "at": 3, "files": []})
 
 
-@pytest.mark.parametrize("harm", [cut, without_mark, without_file, half_a_mark, odd_mark])
+def endless_mark(path: Path) -> None:
+    checkpoints.mark_complete(path, {**(checkpoints.completion(path) or {}), "step": math.inf})
+
+
+@pytest.mark.parametrize("harm", [cut, without_mark, without_file, half_a_mark, odd_mark, endless_mark])
 def test_a_half_written_one_is_seen_and_never_counts(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     """A file cut off or missing, a mark missing or unreadable."""
     storage, training = Directory(tmp_path), parts()
