@@ -244,7 +244,9 @@ class CheckpointDirectory:
         """Rename and mark a written checkpoint; return its time."""
         if self._is_of_another_process(path, checkpoints.completion(path)):
             raise TrainmedicError(f"{path.name} is there already: {_SHARED}")
-        if path.exists():  # incomplete, or of the same step and equivalent
+        if checkpoints.is_pinned_by_user(path):
+            path.rename(self._abandoned_path(path))
+        elif path.exists():  # incomplete, or of the same step and equivalent
             shutil.rmtree(path)
         unfinished.rename(path)
         checkpoints.flush_directory(self._root)

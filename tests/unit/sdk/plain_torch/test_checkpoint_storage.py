@@ -397,6 +397,18 @@ def test_one_that_cannot_be_put_aside_keeps_no_other_from_it(tmp_path: Path, mon
     assert checkpoints.is_pinned_by_rollback(found[100].path)
 
 
+def test_what_the_user_has_pinned_makes_way_for_another_of_its_step(tmp_path: Path) -> None:
+    """As after a resume from an older one."""
+    storage, training = Directory(tmp_path, keep=2), parts()
+    checkpoints.pin(storage.save(150, training, {}).path, WHY)
+    for step in (150, 160, 170):
+        storage.save(step, training, {})
+    storage.prune()
+    kept = ["abandoned-1-step-00000150", "step-00000160", "step-00000170"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert checkpoints.pin_reason(tmp_path / kept[0]) == WHY
+
+
 def test_what_the_user_has_pinned_stays_pinned_and_is_not_deleted(tmp_path: Path) -> None:
     """Through rollbacks to it, to an earlier one and to a later one."""
     storage, training = Directory(tmp_path, keep=2), parts()
