@@ -17,7 +17,6 @@ import torch
 from trainmedic.client import Medic
 from trainmedic.errors import TrainmedicError
 from trainmedic.recovery import checkpoints
-from trainmedic.torch.checkpoints.checkpoint_files import UNREADABLE
 from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
 from trainmedic.torch.checkpoints.rank_states import RankState, merge, own_part
@@ -178,7 +177,7 @@ def _check_checksums(file: Path) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
-    except UNREADABLE as error:
+    except Exception as error:  # zipfile and torch.load raise many types for damaged files
         raise UnusableCheckpoint(f"{file.parent.name}/{file.name} cannot be read: {error}") from error
     if damaged is not None:
         raise UnusableCheckpoint(f"{file.parent.name}/{file.name} cannot be read: {damaged} was damaged")

@@ -7,9 +7,7 @@ import logging
 import os
 import pickle
 import stat
-import struct
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,6 @@ from trainmedic.torch.state_parts import StateParts
 log = logging.getLogger("trainmedic")
 
 TRAINING = "training.pt"
-
-# Errors of zipfile and torch.load for missing, truncated, changed or outdated files.
-UNREADABLE = (
-    *(OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, ImportError, TypeError),
-    *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, struct.error),
-)
 
 
 class UnusableCheckpoint(TrainmedicError):
@@ -93,7 +85,7 @@ def read_file(path: Path, checked: bool) -> Any:
             if not _only_we_can_write(path):
                 raise
             return torch.load(path, map_location="cpu", weights_only=False)
-    except UNREADABLE as error:
+    except Exception as error:  # zipfile and torch.load raise many types for damaged files
         raise UnusableCheckpoint(f"{path.parent.name}/{path.name} cannot be read: {_first_line(error)}") from error
 
 
