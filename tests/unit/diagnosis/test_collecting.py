@@ -62,3 +62,21 @@ def test_a_job_may_print_a_member_with_the_name_of_ours(rise: str) -> None:
     collector = Collector(shipped_rules())
     collector.read_stream(Origin("training", stream="a"), [line.encode() for line in lines], _WRITTEN)
     assert collector.facts().loss_rise is None
+
+
+def test_steps_are_counted_into_the_billions() -> None:
+    """As in reinforcement learning, which counts the steps of its environments."""
+    lines = [
+        f'{{"time": "2026-05-04T11:00:0{number}Z", "event": "step", "step": {10**9 + number}}}' for number in range(5)
+    ]
+    collector = Collector(shipped_rules())
+    collector.read_stream(Origin("training", rank=0, stream="a"), [line.encode() for line in lines], _WRITTEN)
+    assert collector.facts().ranks[0].last_step == 10**9 + 4
+
+
+def test_no_line_makes_up_millions_of_ranks() -> None:
+    """A job has fewer than a million; each one that printed nothing would be looked for."""
+    collector = Collector(shipped_rules())
+    line = b'{"event": "step", "step": 1, "rank": 9999999}'
+    collector.read_stream(Origin("training", stream="a"), [line], _WRITTEN)
+    assert not collector.facts().silent_ranks
