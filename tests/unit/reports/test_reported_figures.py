@@ -91,6 +91,15 @@ def test_a_pause_is_a_gap_and_an_older_report_is_skipped() -> None:
     assert series.points(0, BEGAN + 900, BEGAN + 1000) == ()
 
 
+def test_huge_figures_have_a_mean() -> None:
+    """Their sums and differences have none; one such job would end the reading of all others."""
+    series = FigureSeries(1)
+    for number in range(300):
+        series.add(BEGAN + number, [1.7e308 if number % 2 else -1.7e308])
+        series.add(BEGAN + 1000 + 5 * number, [1.7e308])
+    assert all(value is None or math.isfinite(value) for _, value in series.points(0, 0, math.inf))
+
+
 async def test_only_numbers_of_trusted_presences_count() -> None:
     """Anything can be in a presence; a NaN loss is a gap."""
     source, clock = Reporting(), ManualClock(START)
