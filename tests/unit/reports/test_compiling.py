@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Collection
 from datetime import datetime, timedelta
 from typing import Any
@@ -261,3 +262,11 @@ def test_how_long_a_restart_took_is_known_of_failures_that_were_told() -> None:
 def test_that_a_job_is_gone_follows_from_its_failure(kinds: list[str], failures: int) -> None:
     """Unless it was heard of in between."""
     assert len(failures_of([event(kind, number) for number, kind in enumerate(kinds)], ())) == failures
+
+
+def test_a_job_that_comes_and_goes_for_months_is_counted_at_once() -> None:
+    """The server answers nobody else in this time."""
+    events = [event(("job_gone", "job_returned")[number % 2], number) for number in range(20_000)]
+    began = time.perf_counter()
+    assert len(failures_of(events, ())) == 10_000
+    assert time.perf_counter() - began < 2
