@@ -27,7 +27,7 @@ class Bound:
     is_over: bool = True  # False if values under the limit are out of bounds.
     at_least: int = 1  # Consecutive points.
     relative: bool = False
-    """The limit is a factor: below 1 of the series' mean, otherwise of its median."""
+    """The limit is a factor of the series' mean if below 1, otherwise of its median."""
 
 
 @dataclass(frozen=True, slots=True)

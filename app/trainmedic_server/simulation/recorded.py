@@ -16,7 +16,7 @@ from trainmedic_server.domain.run import Status
 from trainmedic_server.errors import ConfigurationError
 
 LONGEST_LINE = 16 << 20  # bytes
-_ROUNDED = timedelta(milliseconds=1)  # error of duration_ms
+_ROUNDED = timedelta(milliseconds=1)  # largest rounding error of duration_ms
 _PAGE_BEGINNING = b'{"items":'
 
 _Time = Annotated[datetime, Meta(tz=True)]

@@ -45,7 +45,7 @@ async def prune_for_ever(
     store: RunStore,
     clock: Clock,
     metrics: telemetry.Metrics,
-    older_than: Callable[[], datetime],  # the begin of the retention
+    older_than: Callable[[], datetime],  # start of the period that is retained
     archive: RunArchive | None = None,
 ) -> None:
     """Archive and delete expired data every hour.

@@ -65,7 +65,7 @@ class Facts(Struct, frozen=True):
     excused: frozenset[str] = frozenset()
     """IDs of faults that the program announced to skip."""
     knows_what_was_read: bool = True
-    """False if silent ranks may only have had no findings."""
+    """False if a rank without findings looks silent."""
     logs_without_rank: tuple[str, ...] = ()
     """Logs whose lines state no rank."""
     kernel_read: frozenset[str] | None = frozenset()
@@ -95,7 +95,7 @@ class Facts(Struct, frozen=True):
 
     @property
     def has_ended_well(self) -> bool:
-        """The launcher, or (without its report, or for a hang) every known rank, ended without failure."""
+        """The launcher reported no failure; without its report, or after a hang, every known rank exited with 0."""
         by_launcher = [each for each in self.exits if each.reporter == LAUNCHER]
         if by_launcher and not self.is_reported_hang:
             return not any(each.is_failure for each in by_launcher)
@@ -104,7 +104,7 @@ class Facts(Struct, frozen=True):
 
     @property
     def unread_ranks(self) -> tuple[int, ...]:
-        """Silent ranks; without torchrun's ended ones if it is unknown what was read."""
+        """Silent ranks. If unknown what was read, without those that torchrun saw end."""
         if self.knows_what_was_read:
             return self.silent_ranks
         ended = {each.rank for each in self.exits if each.reporter == "torchrun"}
