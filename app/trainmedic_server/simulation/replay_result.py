@@ -41,7 +41,7 @@ class Unknown(StrEnum):
 
 class ReplayOutcome(Struct, frozen=True):
     decisions: frozenset[str]
-    """One if known, otherwise the possible ones; empty if any is."""
+    """One if known, otherwise the possible ones; empty if nothing is known."""
     why: str = ""
     unknown: Unknown | None = None
 

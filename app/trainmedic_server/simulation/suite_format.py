@@ -78,9 +78,9 @@ class SimulatedOperation(StrEnum):
 class OrderEntry(_Model):
     """Operator command for the newest run (of `playbook` and `target`, if set).
 
-    ``start`` starts `playbook` with `inputs`, on `target` unless the playbook derives it. ``schedule`` lets a time of
-    its schedule come, ``event`` sends `event` with `labels`. ``restart`` kills the server
-    and starts a new one `down` later.
+    ``start`` starts `playbook` with `inputs`, on `target` unless the playbook derives it. ``schedule`` starts it as at
+    a scheduled time, ``event`` sends `event` with `labels`. ``restart`` kills the server and starts a new one `down`
+    later.
     """
 
     at: Duration = timedelta(0)
