@@ -14,7 +14,7 @@ from trainmedic_logs.diagnosis.flight_recorder.missing_ranks import Reading
 from trainmedic_logs.diagnosis.own_times import LossRise
 from trainmedic_logs.diagnosis.slow import RankStep, ThroughputDrop
 from trainmedic_logs.diagnosis.verdict import Evidence
-from trainmedic_logs.domain.finding import Finding
+from trainmedic_logs.domain.finding import RANK_LIMIT, Finding
 from trainmedic_logs.domain.pod_fault import PodReading
 
 
@@ -114,7 +114,9 @@ class Facts(Struct, frozen=True):
     def silent_ranks(self) -> tuple[int, ...]:
         """Ranks without a read line, ascending."""
         known = self.recorder.silent if self.recorder else ()
-        count = max([self.world_size or 0, *(rank + 1 for rank in (*self.ranks, *known))], default=0)
+        # Jobs and dumps can state any number, and all ranks below it would count.
+        stated = (rank for rank in (*self.ranks, *known) if rank < RANK_LIMIT)
+        count = max([self.world_size or 0, *(rank + 1 for rank in stated)])
         lines = {rank for rank, state in self.ranks.items() if state.last_line_at is not None}
         return tuple(rank for rank in range(count) if rank not in lines)
 
