@@ -44,6 +44,15 @@ def test_digests_say_together_what_the_dumps_say(name: str) -> None:
     assert sum(sorted(map(len, lines))[-8:]) < 128 * 1024
 
 
+def test_all_ranks_of_a_large_job_are_read_and_no_more_than_of_a_dump() -> None:
+    """A short line can repeat a group of 65,536 ranks a thousand times."""
+    group = ProcessGroup("0", "default_pg", tuple(range(100_000)))
+    (read,), _ = digest.read([digest.write(dump_of(0, 1, group=group), 2)], 2)
+    assert read.groups == (group,)
+    fields = json.loads(digest.write(dump_of(0, 1), 2)) | {"groups": [["0", "", "0-65535"]] * 16}
+    assert digest.read([json.dumps(fields)], 2) == ([], {})
+
+
 def test_what_a_dump_cannot_mean_does_not_cost_its_digest() -> None:
     """A server skips a line with a negative number, or a rank beyond any job."""
     called = {"process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce", "state": "started"}
