@@ -32,7 +32,7 @@ _LOOP_CHECK_SECONDS = 0.25
 
 MOST_JOBS_SHOWN = 1000  # Anyone who can write to Redis can name jobs
 
-MOST_GPUS_SHOWN = 32_768
+MOST_GPUS_SHOWN = 32_768  # 4,096 nodes with 8 GPUs
 
 
 class JobMetrics(Collector):
@@ -313,7 +313,7 @@ _add_values = structlog.stdlib.ExtraAdder()
 
 
 def _with_own_values(logger: Any, method: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
-    """Add the extra values of our own modules. Libraries' extras are meant for their own formatters."""
+    """Add our own modules' extra values. Libraries' extras are for their formatters."""
     return _add_values(logger, method, line) if line["_record"].name.startswith("trainmedic") else line
 
 
@@ -327,7 +327,7 @@ def _as_json(line: structlog.types.EventDict, default: Callable[[Any], Any]) -> 
 
 
 def _readable() -> structlog.types.Processor:
-    """Return a renderer for terminals. It neutralises control characters from outside."""
+    """Return a renderer for terminals, which escapes control characters."""
     render = structlog.dev.ConsoleRenderer(
         colors=False, pad_event_to=30, exception_formatter=structlog.dev.plain_traceback, sort_keys=False
     )

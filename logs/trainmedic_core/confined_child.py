@@ -12,7 +12,7 @@ from pathlib import Path
 
 PARSER_IDS = (2_100_000_018, 60_998)
 """User and group IDs of parsers started by root: the first mapped here, with no account."""
-_PYTHON_BASELINE = 64 * 1024**2  # bytes of address space that every limit allows for
+_PYTHON_BASELINE = 64 * 1024**2  # bytes of the interpreter's address space that a memory limit includes
 _SELF = Path("/proc/self")
 _CAP_VERSION = 0x20080522
 _MOST_CAPABILITIES = 64
@@ -28,7 +28,7 @@ _SIGNAL_CALLS = {
 _X32 = 0x40000000
 _PR_SET_SECCOMP, _FILTER = 22, 2
 # Instructions of a seccomp filter, the offset of the architecture in its data, and its answers.
-_LOAD, _JUMP_IF_EQUAL, _JUMP_IF_LARGER, _RETURN, _ARCHITECTURE_AT = 0x20, 0x15, 0x35, 0x06, 4
+_LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN, _ARCHITECTURE_AT = 0x20, 0x15, 0x35, 0x06, 4
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 
 
@@ -76,7 +76,7 @@ def refuse_signals() -> None:
     architecture, numbers = calls
     checks = [(_JUMP_IF_EQUAL, number) for number in numbers]
     if architecture == _X86_64:
-        checks.append((_JUMP_IF_LARGER, _X32))
+        checks.append((_JUMP_IF_AT_LEAST, _X32))
     deny = len(checks) + 1
     program = [(_LOAD, 0, 0, _ARCHITECTURE_AT), (_JUMP_IF_EQUAL, 0, deny + 1, architecture), (_LOAD, 0, 0, 0)]
     program += [(code, deny - place - 1, 0, number) for place, (code, number) in enumerate(checks)]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 # The C library's function would change all threads.
 _SETRESUID = {"x86_64": 117, "aarch64": 147}
 _UNCHANGED = -1
-_JOIN_SECONDS = 5.0
+_JOIN_SECONDS = 5.0  # Two system calls take microseconds.
 
 
 def kill(pid: int, uid: int) -> bool:

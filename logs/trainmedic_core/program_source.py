@@ -131,7 +131,7 @@ def _close_all_but(kept: int) -> None:
 
 
 def _serve(connection: socket.socket, programs: Programs, null_descriptor: int) -> None:
-    running: set[int] = set()
+    running: list[int] = []  # process IDs, the oldest first
     while True:
         raw, descriptors, _, _ = socket.recv_fds(connection, _LONGEST_MESSAGE, 2)
         if not raw:
@@ -146,27 +146,27 @@ def _serve(connection: socket.socket, programs: Programs, null_descriptor: int) 
         for descriptor in descriptors:
             os.close(descriptor)
         connection.send(b"%d" % answer)
-    for pid in list(running):
-        _end_program(pid, running)
+    while running:
+        _end_program(running[0], running)
 
 
 def _start_program(
     program: Callable[[Sequence[str]], None],
     arguments: Sequence[str],
     descriptors: Sequence[int],
-    running: set[int],
+    running: list[int],
     null_descriptor: int,
 ) -> int:
     """Return the process ID, or a negative errno."""
     while len(running) >= _MOST_RUNNING:
-        _end_program(min(running), running)  # the oldest was never ended
+        _end_program(running[0], running)  # it was never ended
     try:
         pid = os.fork()
     except OSError as error:
         return -(error.errno or 1)
     if pid == 0:
         _run_program(program, arguments, descriptors, null_descriptor)
-    running.add(pid)
+    running.append(pid)
     return pid
 
 
@@ -188,9 +188,9 @@ def _run_program(
         os._exit(status)
 
 
-def _end_program(pid: int, running: set[int]) -> int:
+def _end_program(pid: int, running: list[int]) -> int:
     if pid in running:
-        running.discard(pid)
+        running.remove(pid)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     return pid

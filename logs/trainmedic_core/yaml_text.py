@@ -307,7 +307,7 @@ def _position(event: Event) -> TextPosition:
 
 
 def _place(mark: Mark, text: str) -> tuple[int, int]:
-    """The parser puts the text's end one line too low."""
+    """The parser's line of the text's end may be too high."""
     return (mark.line + 1, mark.column + 1) if mark.index < len(text) else _line_column(text, len(text))
 
 

@@ -23,12 +23,12 @@ from trainmedic_logs.diagnosis.verdict import Verdict
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 from trainmedic_logs.files import dump_reader, log_folder
 from trainmedic_logs.files.log_folder import FolderFile, Kind
-from trainmedic_logs.files.reading_limits import LimitKind, LimitReached, ReadingLimits
+from trainmedic_logs.files.reading_limits import LimitKind, ReadingLimits
 from trainmedic_logs.lines.rule import RuleSet
 
-_LARGEST_DOCUMENT = 1024 * 1024
+_LARGEST_DOCUMENT = 1024 * 1024  # bytes of an error, sources or exit status file, and of an attempt's record
 _MOST_MERGED = 8  # attempts diagnosed if files hold several
-_MOST_NAMED = 5
+_MOST_NAMED = 5  # unread files in an error
 
 
 class AttemptVerdict(Struct, frozen=True):
@@ -95,7 +95,7 @@ class _Part(Struct, frozen=True):
     file: FolderFile
     limits: ReadingLimits
     first: int = 0  # number of its first line, from 0
-    beyond: int | None = None  # of the line after its last; None at the end of the file
+    beyond: int | None = None  # number of the line after its last; None: up to the end of the file
 
     def lines(self) -> Iterator[bytes]:
         return islice(log_folder.lines_of(self.file, self.limits), self.first, self.beyond)
@@ -161,7 +161,7 @@ def _belongs_to(file: FolderFile, attempt: int | None, attempts: Sequence[int]) 
         return True
     if file.origin.attempt is not None:
         return file.origin.attempt == attempt
-    return file.origin.source in KERNEL_SOURCES or not attempts or attempt == attempts[-1]
+    return file.origin.source in KERNEL_SOURCES or attempt == attempts[-1]
 
 
 def _diagnose_attempt(
@@ -173,17 +173,20 @@ def _diagnose_attempt(
     limits: ReadingLimits,
 ) -> Verdict:
     collector, files = Collector(rule_set), [part.file for part in parts]
+    reports: list[ReportedEnd] = []
     # A rank's identity must be known before its lines.
     for part in sorted(parts, key=lambda part: part.file.kind is not Kind.SOURCES):
         try:
-            _take(part, collector, attempt)
+            if part.file.kind is Kind.ATTEMPTS:
+                reports.extend(_reports_of(part, attempt))
+            else:
+                _take(part, collector)
         except OSError as error:
             left_out[part.file.origin.stream] = error.strerror or str(error)
     dumps, refused = dump_reader.read_files([file.path for file in files if file.kind is Kind.DUMP], limits)
     names = {file.path: file.origin.stream for file in files}
     reading = missing_ranks.read_together(dumps) if dumps else None
     refused_dumps = {names[path]: reason for path, reason in refused.items()}
-    reports = [report for file in files if file.kind is Kind.ATTEMPTS for report in _reports_of(file, attempt, limits)]
     for ended in filter(None, (report.exit for report in reports)):
         collector.add_exit(ended)
     more = reported_end.facts_of(reports[-1]) if reports else {}
@@ -192,7 +195,7 @@ def _diagnose_attempt(
     return diagnose(collector.facts(recorder=reading, refused_dumps=refused_dumps, earlier=earlier, **more))
 
 
-def _take(part: _Part, collector: Collector, attempt: int | None) -> None:
+def _take(part: _Part, collector: Collector) -> None:
     file = part.file
     match file.kind:
         case Kind.LINES:
@@ -201,14 +204,12 @@ def _take(part: _Part, collector: Collector, attempt: int | None) -> None:
             _take_error(part, collector)
         case Kind.SOURCES:
             _take_sources(part, collector)
-        case Kind.ATTEMPTS:
-            pass  # read by `_reports_of`
         case Kind.ENDED:
             code = _exit_code_of(part)
             if code == 0:
                 collector.add_exit(Exit(LAUNCHER, code=0, node=file.origin.node, line="exit code 0"))
-        case Kind.DUMP:
-            pass
+        case Kind.ATTEMPTS | Kind.DUMP:
+            pass  # read by the caller
 
 
 def _take_error(part: _Part, collector: Collector) -> None:
@@ -223,13 +224,9 @@ def _take_error(part: _Part, collector: Collector) -> None:
     collector.read_stream(replace(origin, source="training"), stack.encode(errors="replace").split(b"\n"), written)
 
 
-def _lines_within(file: FolderFile, limits: ReadingLimits) -> Iterator[bytes]:
-    with suppress(LimitReached):
-        yield from log_folder.lines_of(file, limits)
-
-
-def _reports_of(file: FolderFile, attempt: int | None, limits: ReadingLimits) -> Iterator[ReportedEnd]:
-    for raw in _lines_within(file, limits):
+def _reports_of(part: _Part, attempt: int | None) -> Iterator[ReportedEnd]:
+    file = part.file
+    for raw in part.lines():
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             row: Any = json.loads(raw[:_LARGEST_DOCUMENT])
             if row["attempt"] == attempt and isinstance(row["status"], int):

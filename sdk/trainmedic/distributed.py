@@ -23,6 +23,7 @@ from trainmedic.job import devices
 from trainmedic.ranks.share import CALL_PATIENCE, PATIENCE, Share
 
 _STORE_TIMEOUT = 30.0  # seconds
+_LONGEST_PATIENCE = 365 * 86400.0  # seconds; Python cannot wait for an infinite time
 
 
 def share(
@@ -34,13 +35,17 @@ def share(
 ) -> Share:
     """Let the ranks agree. Every rank calls it once, after the same number of calls of `Medic.commands`.
 
-    Afterwards every rank must call that at the same steps. ``every`` is the number of calls between sync points, by
-    default about a second's. ``store`` is a ``torch.distributed.Store`` of all ranks, by default the process group's or
-    torchrun's. ``patience`` is the wait for a late decision, ``call_patience`` for ranks at a command, in seconds.
+    Afterwards every rank must call `commands` at the same steps. ``every`` is the number of calls between sync points,
+    by default about a second's. ``store`` is a ``torch.distributed.Store`` of all ranks, by default the process group's
+    or torchrun's. ``patience`` is the wait for a late decision, ``call_patience`` for ranks at a command, in seconds.
     Raises ConfigurationError.
     """
-    if every is not None and every < 1:
-        raise ConfigurationError(f"share: every is {every}; it counts calls of commands(), and is at least 1")
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        raise ConfigurationError(f"share: every is {every!r}; it counts calls of commands(), and is at least 1")
+    for name, seconds in {"patience": patience, "call_patience": call_patience}.items():
+        is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not (is_number and 0 <= seconds <= _LONGEST_PATIENCE):
+            raise ConfigurationError(f"share: {name} is {seconds!r}; it is a number of seconds, at most a year")
     if dist.is_available() and dist.is_initialized():
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if (rank, world_size) != (medic.rank, medic.world_size):

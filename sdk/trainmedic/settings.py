@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
@@ -109,12 +110,16 @@ def resolve(
             raise ConfigurationError(f"{variable} is not UTF-8; use a UTF-8 name")
     url = redis_url or env.get("TRAINMEDIC_REDIS_URL") or None
     url_origin = "redis_url" if redis_url else "TRAINMEDIC_REDIS_URL"
+    for option, number in (("rank", rank), ("world_size", world_size)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, Integral)):
+            raise ConfigurationError(f"{option} is {number!r}; it is a whole number")
     launched_rank, launched_size = _ranks(env)
     my_rank = launched_rank if rank is None else rank
     size = world_size if world_size is not None else max(launched_size, my_rank + 1)
     if not 0 <= my_rank < size:
         raise ConfigurationError(f"rank {my_rank} does not exist in a world of {size}")
-    state = Path(env.get("TRAINMEDIC_STATE_DIR") or Path(env.get("HOME") or Path.home()) / ".local/state/trainmedic")
+    home = env.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - it raises nothing for an unknown user
+    state = Path(env.get("TRAINMEDIC_STATE_DIR") or Path(home) / ".local/state/trainmedic")
     return Settings(name, my_rank, size, key_reader(signing_key, env), url, state / URL_FILE, url_origin)
 
 

@@ -28,6 +28,7 @@ async def test_a_verdict_is_kept_as_it_was_made_and_replaced_by_its_id(store: Sq
     await store.transact(lambda tx: tx.verdicts.save([again]))
     assert await store.transact(lambda tx: tx.verdicts.of_job("llm-1", 10)) == [second, again]
     assert await store.verdicts_of("llm-1", 1) == [second]
+    assert await store.verdicts_of("llm-1", 1, attempt=again.attempt) == [again]
     assert await store.verdicts_of("none", 1) == []
     records = await store.verdicts(NOW, NOW + timedelta(minutes=3))
     assert [(record.job, record.cause, record.at) for record in records] == [
@@ -38,11 +39,13 @@ async def test_a_verdict_is_kept_as_it_was_made_and_replaced_by_its_id(store: Sq
 
 
 async def test_verdicts_that_name_a_node_are_found_by_it(store: SqlStore) -> None:
-    """Since a time; those that name no node are not among them."""
+    """Since a time, one of each job; those that name no node are not among them."""
     await store.transact(lambda tx: tx.verdicts.save([made(1), made(2, node=None), made(3, job="llm-2")]))
     found = await store.transact(lambda tx: tx.verdicts.on_node("node-1", NOW + timedelta(minutes=2)))
     assert [verdict.id for verdict in found] == ["v3"]
     assert await store.verdicts_on("node-1", NOW + timedelta(minutes=2)) == found
+    await store.transact(lambda tx: tx.verdicts.save([made(number) for number in range(4, 120)]))
+    assert [verdict.id for verdict in await store.verdicts_on("node-1", NOW)] == ["v119", "v3"]
 
 
 async def test_what_is_to_be_told_is_found_in_the_order_in_which_it_became_due(store: SqlStore) -> None:

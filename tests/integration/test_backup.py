@@ -97,6 +97,8 @@ async def test_what_cannot_be_copied_leaves_no_file(tmp_path: Path) -> None:
     none = back_up("--state-dir", tmp_path, copied)
     assert (none.exit_code, "no run store" in none.stderr) == (2, True)
     await SqlStore.open(f"sqlite:///{store}").close()
+    unnamable = back_up("--state-dir", tmp_path, tmp_path / ("x" * 300))
+    assert (unnamable.exit_code, "could not be copied" in unnamable.stderr) == (3, True)
     pages = store.read_bytes()
     store.write_bytes(pages[: len(pages) // 2] + bytes(4096) + pages[len(pages) // 2 + 4096 :])
     damaged = back_up("--state-dir", tmp_path, copied)

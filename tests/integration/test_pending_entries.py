@@ -120,3 +120,32 @@ def test_an_entry_whose_answer_redis_refused_is_answered_anew(
     eventually(lambda: client.xlen(STREAM) == 0, 60, "the entry off the stream", every=0.01)
     assert len(answering.handed_on) == 2
     assert [reply.status for reply in replies(client, sent)] == ["applied"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
+        redis.ResponseError("Command # 1 (XADD a b) of pipeline caused error: MISCONF Redis is unable to persist"),
+    ],
+)
+def test_an_answer_waits_until_redis_takes_writes_again(
+    client: redis.Redis, answering: Answering, monkeypatch: pytest.MonkeyPatch, error: redis.ResponseError
+) -> None:
+    """It is not given up, nor is a notice, which nobody would ask for again."""
+    append = answering.writer._append
+    refusals = [error] * 3
+
+    def refuse(*arguments: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        append(*arguments)
+
+    monkeypatch.setattr(writing, "_MOST_REFUSALS", 1)
+    monkeypatch.setattr(answering.writer, "_append", refuse)
+    sent = make_command(job=JOB)
+    client.xadd(STREAM, {"command": sent.encode()})
+    answering.start_writing()
+    eventually(lambda: client.xlen(STREAM) == 0, 60, "the entry off the stream", every=0.01)
+    assert len(answering.handed_on) == 1
+    assert [reply.status for reply in replies(client, sent)] == ["applied"]

@@ -14,6 +14,7 @@ from tests.support.messages import make_command
 from tests.support.rank_threads import RankThread, RankThreads
 from trainmedic import Rejected
 from trainmedic.errors import NotAgreed
+from trainmedic.ranks.rank_state import RankLost
 from trainmedic.wire import envelope
 
 
@@ -121,13 +122,14 @@ def test_a_rank_that_left_a_command_is_missed_at_once() -> None:
     assert heard == {rank: {0: "written", 1: "written"} for rank in (0, 1)}
 
 
-def test_ranks_meet_outside_of_commands_too() -> None:
-    """`Share.group` of the same name, once per use."""
+@pytest.mark.parametrize("patience", [30.0, float("inf")])
+def test_ranks_meet_outside_of_commands_too(patience: float) -> None:
+    """`Share.group` of the same name, once per use, however long they may take."""
     heard: list[Any] = []
 
     def loop(member: RankThread, step: int) -> None:
         if step == 3:
-            heard.append(dict(member.share.group("save-3").poll(member.rank)))
+            heard.append(dict(member.share.group("save-3").poll(member.rank, patience)))
         member.call(step)
 
     with RankThreads(2, every=1) as ranks:
@@ -336,6 +338,27 @@ def test_an_error_of_the_agreement_is_not_called_a_lost_store(
     assert ranks.members[1].share.state == "an unexpected error: KeyError: 'commands'"
     assert "the agreement of the ranks failed unexpectedly" in caplog.text
     assert "raise KeyError" in caplog.text
+
+
+@pytest.mark.parametrize("answer", [None, "too late"])
+def test_an_answer_after_the_loop_gave_up_is_no_error(
+    answer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A traceback in the job's log would name a fault that it does not have."""
+    monkeypatch.setattr("trainmedic.ranks.synchronizer._STORE_GRACE", 0.1)
+    answers = threading.Event()
+
+    def slow(since: float, now: float) -> Any:
+        answers.wait(30)
+        return answer
+
+    with RankThreads(1, every=1) as ranks:
+        synchronizer = ranks.members[0].share._synchronizer
+        with pytest.raises(RankLost, match="has not answered"):
+            synchronizer.wait_for(slow, 0.1)
+        answers.set()
+        synchronizer._thread.join(30)
+    assert "unexpectedly" not in caplog.text
 
 
 def test_figures_that_cannot_be_measured_are_not_those_of_before(caplog: pytest.LogCaptureFixture) -> None:

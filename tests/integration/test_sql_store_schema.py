@@ -234,6 +234,22 @@ def test_a_url_that_is_refused_does_not_show_its_password() -> None:
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite+aiosqlite:///{}/a.db",
+        "sqlite+unheard-of:///{}/a.db",
+        "sqlite:///{}/a.db?timeout=soon",
+        "sqlite://host/{}/a.db",
+        "sqlite:///{}/a\0b.db",
+    ],
+)
+def test_a_url_that_no_engine_takes_is_an_error_of_the_configuration(tmp_path: Path, url: str) -> None:
+    """And no unexpected one."""
+    with pytest.raises(errors.ConfigurationError, match=r"^the (run store|database)"):
+        SqlStore.open(url.format(tmp_path))
+
+
 # --- plans ------------------------------------------------------------------------------------------
 
 

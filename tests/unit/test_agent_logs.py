@@ -104,6 +104,21 @@ async def test_an_answer_that_makes_no_sense_is_told_and_costs_nothing_else(node
     assert "gpu-02: its answer cannot be read" in batch.notes[0]
 
 
+async def test_an_error_of_more_seconds_than_a_float_holds_is_unknown(node: LogNode) -> None:
+    """And hides no lines, of this node or others."""
+
+    class Odd:
+        def perform(self, accepted: object) -> dict[str, Any]:
+            lines = [LIE | {"time_error": 10**400}]
+            return {"page": log_pages.packed({"lines": lines, "cursor": [], "end": True, "notes": []})}
+
+    odd = LogNode(node.root.parents[1], "gpu-02")
+    odd.executor = Odd()  # type: ignore[assignment]
+    (batch,) = await asked(BusOfNodes(names([node, odd])), "gpu-01", "gpu-02")
+    assert [line.time_error for line in batch.lines if line.node == "gpu-02"] == [None]
+    assert len(batch.lines) == 2
+
+
 async def test_an_agent_speaks_for_its_own_node_alone(node: LogNode) -> None:
     """Whatever name stands in its lines."""
 

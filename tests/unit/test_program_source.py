@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from trainmedic_core import program_source
 from trainmedic_core.program_source import ProgramSource
 
 _SCRIPT = """
@@ -112,3 +113,16 @@ def test_a_program_that_cannot_start_keeps_nothing_open(monkeypatch: pytest.Monk
     connection.close()
     opened = {link.name for link in Path("/proc/self/fd").iterdir()}
     assert not opened & {str(number) for each in ends for number in each}
+
+
+def test_the_oldest_program_makes_room_also_after_process_ids_began_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ID is then the largest."""
+    ended: list[int] = []
+    started = iter([4_194_303, *range(300, 310)])
+    monkeypatch.setattr(os, "fork", lambda: next(started))
+    monkeypatch.setattr(os, "kill", lambda pid, _: ended.append(pid))
+    monkeypatch.setattr(os, "waitpid", lambda pid, _: (pid, 0))
+    running: list[int] = []
+    for _ in range(program_source._MOST_RUNNING + 1):
+        program_source._start_program(lambda _: None, (), (), running, 0)
+    assert ended == [4_194_303]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.adapters.slurm_json import job_in, nodes_of, own_id_in
+from trainmedic_server.adapters.slurm_json import job_in, jobs_of, nodes_of, own_id_in, reservations_of
 from trainmedic_server.errors import ClusterRefused, ObjectMissing
 
 
@@ -86,3 +86,13 @@ def test_a_node_without_a_known_base_state_takes_no_jobs(state: list[str], why: 
     """Otherwise it would count as capacity."""
     (node,) = nodes_of({"nodes": [{"name": "n1", "state": state}]})
     assert node.why_unavailable == why
+
+
+def test_a_number_that_is_no_time_spoils_no_other_record() -> None:
+    """An end that no clock reaches is none."""
+    nodes = nodes_of({"nodes": [{"name": "n1", "resume_after": number(1 << 62)}, {"name": "n2"}]})
+    assert [(node.name, node.resume_after) for node in nodes] == [("n1", None), ("n2", None)]
+    (job,) = jobs_of({"jobs": [{"job_id": 7, "time_limit": number(1 << 62)}]})
+    assert job.time_limit is None
+    (reservation,) = reservations_of({"reservations": [{"name": "r", "end_time": number(1 << 40)}]})
+    assert reservation.ends_at is None

@@ -178,6 +178,16 @@ async def test_a_task_that_is_not_shown_is_gone_only_if_slurm_forgot_its_array(
     await slurm.close()
 
 
+async def test_an_error_number_in_another_form_leaves_a_change_unknown(gateway: Gateway) -> None:
+    """As any error whose number is not known."""
+    gateway.status, gateway.body = 500, json.dumps({"errors": [{"error_number": {"number": 2018}}]})
+    slurm = SlurmRest(gateway.url)
+    with pytest.raises(ClusterUnavailable) as caught:
+        await slurm.drain("n1", "hot")
+    assert caught.value.may_be_done
+    await slurm.close()
+
+
 @pytest.mark.parametrize("body", ["{}", '{"errors": [], "nodes": null}', '{"message": "ok"}', '{"jobs": {}}', "[]"])
 async def test_an_answer_without_the_list_is_no_empty_list(gateway: Gateway, body: str) -> None:
     """Such as a gateway's: otherwise all nodes and jobs would be gone."""
@@ -186,7 +196,11 @@ async def test_an_answer_without_the_list_is_no_empty_list(gateway: Gateway, bod
     for ask in (slurm.nodes, slurm.jobs, slurm.reservations, partial(slurm.job, "7"), partial(slurm.node, "n1")):
         with pytest.raises(ClusterUnavailable):
             await ask()
-    gateway.body = json.dumps(UNNAMED)
+    gateway.status = 304
+    for ask in (slurm.nodes, partial(slurm.node, "n1")):
+        with pytest.raises(ClusterUnavailable):
+            await ask()
+    gateway.status, gateway.body = 200, json.dumps(UNNAMED)
     with pytest.raises(ClusterUnavailable):
         await slurm.nodes()
     with pytest.raises(ObjectMissing):  # as slurmrestd answers

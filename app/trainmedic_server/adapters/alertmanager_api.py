@@ -26,7 +26,7 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.outside import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
-ANSWER_SERVES_FOR = timedelta(seconds=1)  # The list of firing alerts is cached.
+ANSWER_SERVES_FOR = timedelta(seconds=1)  # The list of firing alerts is cached, and why there is none.
 SETTLES_AFTER = timedelta(minutes=5)
 """Minimum uptime before a missing alert counts as ended. Prometheus resends alerts within a minute plus its evaluation
 interval and restart.
@@ -57,6 +57,7 @@ class AlertmanagerApi:
         self._query_lock = asyncio.Lock()
         self._firing: Mapping[str, list[datetime]] = {}
         self._is_settled = False
+        self._no_list_because: str | None = None
         self._answered_at: float | None = None
 
     async def is_firing(self, identity: Identity) -> bool:
@@ -75,9 +76,15 @@ class AlertmanagerApi:
         async with self._query_lock:
             now = asyncio.get_running_loop().time()
             if self._answered_at is None or now - self._answered_at > ANSWER_SERVES_FOR.total_seconds():
-                self._firing = await self._ask_for_firing()
-                self._is_settled = await self._ask_whether_settled()
+                self._no_list_because = None
+                try:
+                    self._firing = await self._ask_for_firing()
+                    self._is_settled = await self._ask_whether_settled()
+                except TemporaryFailure as error:
+                    self._no_list_because = str(error)
                 self._answered_at = asyncio.get_running_loop().time()
+            if self._no_list_because is not None:
+                raise TemporaryFailure(self._no_list_because)
             return self._firing
 
     async def _ask_for_firing(self) -> Mapping[str, list[datetime]]:

@@ -11,7 +11,7 @@ invalid reservation.
 _NO_ANSWER = frozenset({-1, *range(1, 1007), *range(1008, 2000), *range(5000, 6000)})
 """Error numbers of communication with slurmctld, such as 1001 (connection failure) and 5004 (timed out).
 
-Those below 1000 are the system's. -1 states no cause: it comes from a controller under load.
+Those below 1000 are errno values. -1, which states no cause, comes from a controller under load.
 """
 UNAUTHENTICATED = 9202
 # Protocol authentication error, access denied, unable to authenticate.
@@ -44,10 +44,10 @@ def number_in(text: str) -> int | None:
 
 def failure(number: object, text: str, is_change: bool, remedy: str) -> ActionFailure:
     """Return the failure that an error means. `remedy`: what to check if the access is denied."""
+    if not isinstance(number, int) or number in _NO_ANSWER:
+        return ClusterUnavailable(text, may_be_done=is_change)
     if number in (NO_NODE, NO_JOB, NO_RESERVATION):
         return ObjectMissing(text)
     if number in _AUTH_ERRORS:
         return ClusterRefused(f"{text}; {remedy}", may_pass=True)
-    if not isinstance(number, int) or number in _NO_ANSWER:
-        return ClusterUnavailable(text, may_be_done=is_change)
     return ClusterRefused(text)

@@ -86,9 +86,12 @@ def own_id_in(answer: Mapping[str, Any], task: str) -> str:
 
 
 def _count_tasks(answer: Mapping[str, Any]) -> int:
-    """Count a record's tasks: those that wait share one."""
+    """Count a record's tasks. Waiting tasks share a record."""
     text = _text(answer.get("array_task_string"))
-    return max(1, len(_waiting_tasks(text) or "??")) if text else 1
+    if not text:
+        return 1
+    tasks = _waiting_tasks(text)
+    return len(tasks) if tasks else 2  # at least: Slurm cuts only long lists
 
 
 def _is_waiting_task(answer: Mapping[str, Any], job_id: str) -> bool:
@@ -101,7 +104,7 @@ def _is_waiting_task(answer: Mapping[str, Any], job_id: str) -> bool:
 
 
 def _waiting_tasks(text: str) -> frozenset[int] | None:
-    """Read ``0-3,7%2``. None if it is cut."""
+    """Read ``0-3,7%2``. None if Slurm cut it."""
     try:
         return frozenset(int(number) for number in host_lists.expand(f"[{text.partition('%')[0]}]"))
     except (host_lists.UnreadableHostList, ValueError):
@@ -123,23 +126,19 @@ def jobs_of(answer: Mapping[str, Any]) -> list[SlurmJob]:
 
 
 def reservations_of(answer: Mapping[str, Any]) -> list[SlurmReservation]:
-    found = []
-    for each in members_of(answer, "reservations"):
-        starts_at, ends_at = number_of(each.get("start_time")), number_of(each.get("end_time"))
-        found.append(
-            SlurmReservation(
-                name=_text(each.get("name")),
-                nodes=_text(each.get("node_list")),
-                users=_texts(each.get("users")),
-                starts_at=datetime.fromtimestamp(starts_at, UTC) if starts_at else None,
-                ends_at=datetime.fromtimestamp(ends_at, UTC) if ends_at else None,
-            )
+    return [
+        SlurmReservation(
+            name=_text(each.get("name")),
+            nodes=_text(each.get("node_list")),
+            users=_texts(each.get("users")),
+            starts_at=_time(each.get("start_time")),
+            ends_at=_time(each.get("end_time")),
         )
-    return found
+        for each in members_of(answer, "reservations")
+    ]
 
 
 def _node(answer: Mapping[str, Any]) -> SlurmNode:
-    resume_at = number_of(answer.get("resume_after"))
     return SlurmNode(
         name=_text(answer.get("name")),
         hostname=_text(answer.get("hostname")),
@@ -147,7 +146,7 @@ def _node(answer: Mapping[str, Any]) -> SlurmNode:
         states=frozenset(_texts(answer.get("state"))),
         reason=_text(answer.get("reason")),
         reason_set_by=_text(answer.get("reason_set_by_user")),
-        resume_after=datetime.fromtimestamp(resume_at, UTC) if resume_at else None,
+        resume_after=_time(answer.get("resume_after")),
         partitions=_texts(answer.get("partitions")),
         features=_texts(answer.get("features")),
         reservation=_text(answer.get("reservation")),
@@ -168,7 +167,6 @@ def _ids_of(answer: Mapping[str, Any]) -> set[str]:
 
 
 def _job(answer: Mapping[str, Any]) -> SlurmJob:
-    minutes = number_of(answer.get("time_limit"))
     return SlurmJob(
         job_id=str(answer.get("job_id")),
         name=_text(answer.get("name")),
@@ -182,7 +180,7 @@ def _job(answer: Mapping[str, Any]) -> SlurmJob:
         why_pending=_text(answer.get("state_reason")),
         admin_comment=_text(answer.get("admin_comment")),
         priority=number_of(answer.get("priority")),
-        time_limit=timedelta(minutes=minutes) if minutes is not None else None,
+        time_limit=_minutes(answer.get("time_limit")),
         other_ids=tuple(sorted(_ids_of(answer) - {str(answer.get("job_id"))})),
         leader=str(number_of(answer.get("het_job_id")) or ""),
         gpus_by_node=_gpus_by_node(answer),
@@ -234,6 +232,22 @@ def number_of(number: object) -> int | None:
             return None
         number = number.get("number")
     return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def _time(value: object) -> datetime | None:
+    seconds = number_of(value)
+    try:
+        return datetime.fromtimestamp(seconds, UTC) if seconds else None
+    except (OverflowError, OSError, ValueError):  # after the year 9999, which is never
+        return None
+
+
+def _minutes(value: object) -> timedelta | None:
+    minutes = number_of(value)
+    try:
+        return timedelta(minutes=minutes) if minutes is not None else None
+    except OverflowError:  # longer than any job
+        return None
 
 
 def _texts(value: object) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ Record = TypeVar("Record")
 class _Listed(Struct, frozen=True):
     as_of: int  # time of its last change, in seconds since 1970 by slurmctld's clock
     read_at: float  # first answer with this `as_of`, by the monotonic clock
-    is_settled: bool  # read again later than that second, in which more may have changed
+    is_settled: bool  # True once read after the second `as_of` was over, within which more may have changed
     records: Sequence[Any]
 
 
@@ -248,7 +248,7 @@ class SlurmRest:
         """Return the fields that `FIELDS` names, or `_UNCHANGED`."""
         answer = await self._ask("GET", path, what=what)
         is_listed = answer is _UNCHANGED or isinstance(answer.get(kind or what), list)
-        # Of an unknown node, slurmrestd sends only a remark.
+        # For an unknown node, slurmrestd sends only an error without a number.
         if not is_listed and not (what == "node" and members_of(answer, "errors")):
             raise ClusterUnavailable(f"slurmrestd sends no {kind or what}")
         return answer
@@ -260,7 +260,7 @@ class SlurmRest:
         if method != "GET":
             self._fence()
         reply = await self._call(method, f"/slurm/{version}{path}", body)
-        if reply.status == 304 and method == "GET":
+        if reply.status == 304 and "?update_time=" in path:
             return _UNCHANGED
         answer = (await asyncio.to_thread(_shortened, reply, what) if what is not None else None) or _document(reply)
         if answer is None:
@@ -345,7 +345,7 @@ def _decoder(what: str) -> msgspec.json.Decoder[Any]:
 
 
 def _check_errors(answer: Mapping[str, Any], reply: HttpReply, is_change: bool) -> None:
-    """Raise if the answer has errors. Number 0 is none if the status is 200."""
+    """Raise if the answer has errors. Number 0 is none below status 400."""
     status = reply.status
     errors = [each for each in members_of(answer, "errors") if each.get("error_number") or status >= 400]
     if not errors:

@@ -153,7 +153,7 @@ async def page(
     cursor: str | None = None,
     most_bytes: int = 8 * MIB,
 ) -> HeardAlertPage:
-    """Return fewer items at `most_bytes`. Raises ValueError for an invalid cursor."""
+    """Return fewer items once `most_bytes` is reached. Raises ValueError for an invalid cursor."""
     newest_first: list[AlertRecord] = []
     size = 0
     while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -22,7 +22,6 @@ from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.ports.verdicts import VerdictHistory
 
-_MOST = 200  # newest verdicts, among which an attempt's is searched
 _FROM_FILES = "`trainmedic diagnose --dir DIR` makes one from a job's files."
 
 JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
@@ -79,20 +78,19 @@ def router(history: VerdictHistory, job_locations: JobLocations, auth: Authentic
     async def diagnosis(job: JobName, attempt: Attempt = None) -> Response:
         """The verdict made when the job failed or hung. An unknown cause is a verdict, too."""
         async with reads.take():
-            newest_first = await history.verdicts_of(job, _MOST if attempt is not None else 1)
-            chosen = next((verdict for verdict in newest_first if attempt in (None, verdict.attempt)), None)
-            if chosen is None and newest_first:
-                raise NotFound(f"There is no verdict on attempt {attempt} of {job}; {_others(newest_first)}")
-            if chosen is None:
-                raise NotFound(f"There is no verdict on {job}: {await _why_none(job, job_locations)}")
-            return AsciiJson.of(DiagnosisView.model_validate(view(chosen)))
+            newest = await history.verdicts_of(job, 1, attempt)
+            if newest:
+                return AsciiJson.of(DiagnosisView.model_validate(view(newest[0])))
+            if attempt is not None and (others := await history.verdicts_of(job, 1)):
+                raise NotFound(f"There is no verdict on attempt {attempt} of {job}; {_other(others[0])}")
+            raise NotFound(f"There is no verdict on {job}: {await _why_none(job, job_locations)}")
 
     return routes
 
 
-def _others(newest_first: Sequence[KnownVerdict]) -> str:
-    newest = newest_first[0].attempt
-    return "that of the newest is unknown." if newest is None else f"the newest is for attempt {newest}."
+def _other(newest: KnownVerdict) -> str:
+    attempt = newest.attempt
+    return "that of the newest is unknown." if attempt is None else f"the newest is for attempt {attempt}."
 
 
 async def _why_none(job: str, job_locations: JobLocations) -> str:

@@ -33,7 +33,7 @@ class EnginePort(Protocol):
         ...
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
-        """Return what the playbooks alone decide on each alert alone."""
+        """Explain each alert by itself, as a playbook test does: at its start and in mode enforce."""
         ...
 
     async def order(
@@ -80,7 +80,7 @@ class EnginePort(Protocol):
         ...
 
     def leaves_change(self, action: str) -> bool:
-        """Return whether an action does more than reverting another one."""
+        """Return whether the action changes something. True if unknown, False if it only reverts."""
         ...
 
     @property

@@ -103,11 +103,10 @@ def detail(record: FindingRecord) -> FindingDetail:
 
 async def of_run(findings: FindingHistory, alerts: Collection[AlertRecord]) -> list[RunFinding]:
     """Return the first findings that raised these alerts, each with an excerpt if it has one."""
-    began = {record.alert.fingerprint: record.alert.starts_at for record in alerts}
-    of_logs = [record.alert.fingerprint for record in alerts if record.alert.labels.get(SOURCE) == LOG]
+    of_logs = [record.alert.identity for record in alerts if record.alert.labels.get(SOURCE) == LOG]
     views: list[RunFinding] = []
-    for known in await findings.findings_of_alerts(of_logs) if of_logs else ():
-        if known.alert is None or known.alert.starts_at != began.get(known.alert.fingerprint):
+    for known in await findings.findings_of_alerts([each.fingerprint for each in of_logs]) if of_logs else ():
+        if known.alert is None or (known.alert.fingerprint, known.alert.starts_at) not in of_logs:
             continue
         record = await findings.finding(known.id)
         if record is not None:

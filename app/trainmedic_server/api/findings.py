@@ -216,7 +216,7 @@ def _keep_routes(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReade
     async def release(request: Request, job: str, actor: Principal = Depends(operator)) -> KeptJobList:
         """The answer has the job's remaining locks."""
         body = await read_body(bodies, request, ReleaseBody)
-        await kept_jobs.release(job, body.attempt, actor.name)
+        await kept_jobs.release(operations.checked_job(job), body.attempt, actor.name)
         return KeptJobList(items=[_view(each) for each in await kept_jobs.all() if each.job == job])
 
     return routes

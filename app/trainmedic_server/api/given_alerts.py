@@ -18,7 +18,7 @@ from trainmedic_server.errors import PayloadError
 
 MOST = 1000  # alerts
 
-_BEGINNINGS = ("startsAt", "starts_at", "activeAt", "timestamp")
+_START_KEYS = ("startsAt", "starts_at", "activeAt", "timestamp")
 _MEMBERS = ("annotations", "generatorURL", "fingerprint")
 _KEPT_BACK_BY = {
     "silencedBy": "silenced by",
@@ -35,8 +35,8 @@ def read(document: Any, now: datetime) -> tuple[Alert, ...]:
     """Return the alerts in parsed JSON, by default firing since `now`. Raises PayloadError."""
     if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
         return _alerts_of(document, now)
-    if (beginning := _beginning(document, now)) is not None:
-        return (beginning,)
+    if (stand_in := _stand_in(document, now)) is not None:
+        return (stand_in,)
     entries = [_as_of_webhook(entry, now) for entry in _entries(document)]
     if not entries:
         raise PayloadError("it contains no alert" if document in ([], {}) else _UNKNOWN)
@@ -45,12 +45,13 @@ def read(document: Any, now: datetime) -> tuple[Alert, ...]:
     return _alerts_of({"version": payload.VERSION, "alerts": entries}, now)
 
 
-def _beginning(document: Any, now: datetime) -> Alert | None:
-    """Return the stand-in of ``{"schedule": PLAYBOOK}`` or ``{"event": NAME, "labels": {…}}``."""
+def _stand_in(document: Any, now: datetime) -> Alert | None:
+    """Return the alert of ``{"schedule": PLAYBOOK}`` or ``{"event": NAME, "labels": {…}}``, None for other forms."""
     if isinstance(document, dict) and set(document) == {"event", "labels"} and isinstance(document["event"], str):
         labels = document["labels"]
         if isinstance(labels, dict):
-            return beginnings.of_event(document["event"], payload.checked_labels(labels), None, b"", now)
+            labels = payload.checked_labels({**labels, beginnings.EVENT_LABEL: document["event"]})
+            return beginnings.of_event(document["event"], labels, None, b"", now)
     if isinstance(document, dict) and set(document) == {"schedule"} and isinstance(document["schedule"], str):
         return beginnings.of_schedule(document["schedule"], now)
     return None
@@ -66,7 +67,7 @@ def _alerts_of(document: Any, now: datetime) -> tuple[Alert, ...]:
 def kept_back(document: Any) -> tuple[str, ...]:
     """Return, for each alert of `read`, why Alertmanager does not send it; "" or missing if it does or if unknown."""
     is_delivery = isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document
-    if is_delivery or _beginning(document, datetime.now(UTC)) is not None:
+    if is_delivery or _stand_in(document, datetime.now(UTC)) is not None:
         return ()
     return tuple(map(_kept_back, _entries(document)))
 
@@ -114,12 +115,12 @@ def _as_of_webhook(entry: Any, now: datetime) -> Any:
     if not isinstance(entry, Mapping):
         return entry
     is_item = "alert_labels" in entry  # a run of the history
-    beginning = next((entry[name] for name in _BEGINNINGS if entry.get(name) is not None), now.isoformat())
+    starts_at = next((entry[name] for name in _START_KEYS if entry.get(name) is not None), now.isoformat())
     return {
         # Apply the active alert map to what Alertmanager sent, not to an earlier map's result.
         "labels": entry.get("original_labels") or (entry["alert_labels"] if is_item else entry.get("labels")),
         "status": "firing" if is_item else _status(entry, now),
-        "startsAt": beginning,
+        "startsAt": starts_at,
         "endsAt": entry.get("endsAt", entry.get("ends_at")),
         **{name: entry[name] for name in _MEMBERS if name in entry},
     }

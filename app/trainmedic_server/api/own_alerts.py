@@ -36,15 +36,17 @@ class OwnAlerts:
         claims = [alert for alert in delivery.alerts if alert.labels.get(SOURCE) in (LOG, DIAGNOSIS)]
         if not claims:
             return delivery
-        raised = await self._findings.alerts_raised({fingerprint(alert.labels) for alert in claims})
+        stored_labels = await self._findings.alerts_raised({fingerprint(alert.labels) for alert in claims})
+        raised = set(map(_compared, stored_labels))
+        diagnosed = {alert.labels.get("job_name", "") for alert in claims if alert.labels[SOURCE] == DIAGNOSIS}
         verdicts_by_job: dict[str, list[KnownVerdict]] = {}
-        for job in {alert.labels["job_name"] for alert in claims if alert.labels.get("job_name")}:
+        for job in diagnosed - {""}:
             verdicts_by_job[job] = await self._verdicts.verdicts_of(job, _VERDICTS_OF_JOB)
         alerts = []
         for alert in delivery.alerts:
             match alert.labels.get(SOURCE):
                 case "log":
-                    alerts.append(alert if _is_among(alert, raised) else _not_own(alert))
+                    alerts.append(alert if _compared(alert.labels) in raised else _not_own(alert))
                 case "diagnosis" if alert.name == NODE_SUSPECT:
                     is_own = await self._is_suspect(alert, delivery.received_at)
                     alerts.append(alert if is_own else _not_own(alert))
@@ -59,26 +61,21 @@ class OwnAlerts:
         node = alert.labels.get("node", "")
         named = await self._verdicts.verdicts_on(node, now - verdict_alert.SUSPECT_WITHIN)
         is_suspect = len({verdict.job for verdict in named}) >= verdict_alert.SUSPECT_JOBS
-        return is_suspect and _without_empty(alert.labels) == verdict_alert.labels_of_suspect(node)
-
-
-def _is_among(alert: Alert, raised: Iterable[Mapping[str, str]]) -> bool:
-    # Compare all labels: others can be made with the same fingerprint. Alertmanager drops empty ones.
-    own = _without_empty(alert.labels)
-    return any(_without_empty(labels) == own for labels in raised)
+        return is_suspect and _compared(alert.labels) == _compared(verdict_alert.labels_of_suspect(node))
 
 
 def _of_verdict(alert: Alert, verdicts: Iterable[KnownVerdict]) -> Alert | None:
     """Return the alert as its verdict states it, None without a verdict."""
     for known in verdicts:
-        if known.labels is not None and _without_empty(known.labels) == _without_empty(alert.labels):
+        if known.labels is not None and _compared(known.labels) == _compared(alert.labels):
             annotations = {**verdict_alert.annotations_of(known.plain), "verdict": known.id}
             return replace(alert, annotations=annotations)
     return None
 
 
-def _without_empty(labels: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in labels.items() if value}
+def _compared(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    # All labels: others can be made with the same fingerprint. Alertmanager drops empty ones.
+    return frozenset(pair for pair in labels.items() if pair[1])
 
 
 def _not_own(alert: Alert) -> Alert:

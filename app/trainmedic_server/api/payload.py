@@ -38,8 +38,8 @@ def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery
     """Return the delivery in parsed JSON. All but ``version``, ``alerts``, and an alert's ``status``, ``labels`` and
     ``startsAt`` may be absent or null. A missing ``fingerprint`` is computed as in Alertmanager.
 
-    Raises PayloadError with up to 20 problems: not version "4", no list ``alerts``, only malformed alerts without an
-    end, or too many malformed ones.
+    Raises PayloadError with up to 20 problems: not version "4", no list ``alerts``, only malformed alerts, none of
+    which is an end, or too many malformed ones.
     """
     if not isinstance(document, dict):
         raise PayloadError.at([("", "the body must be a JSON object")])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Path, Query, Request
 from msgspec import Struct
 from pydantic import ConfigDict, Field
 
@@ -103,7 +103,9 @@ def router(
         responses=responses(401, 403, 404, 422, 503),
         dependencies=[Depends(viewer)],
     )
-    async def listed(name: str, before: PartOfVersion = None, after: PartOfVersion = None) -> VersionList:
+    async def listed(
+        name: Annotated[str, Path(pattern=r"^[^\x00]*$")], before: PartOfVersion = None, after: PartOfVersion = None
+    ) -> VersionList:
         """With `before`, also the difference to `after`, by default to the loaded version, otherwise the newest."""
         loaded = catalog.get(name)
         async with reads.take():

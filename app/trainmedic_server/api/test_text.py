@@ -11,7 +11,7 @@ from trainmedic_server.engine.explanation import ExplainedAlert, Explanation
 
 
 def write(explained: Sequence[ExplainedAlert]) -> str:
-    """Return one test for each alert. Alerts must be explained one by one, by playbooks only (`explanation.alone`)."""
+    """Return one test for each alert. `explained` must be of `explanation.explain_for_a_test`."""
     sources = {PurePath(each.source).name for alert in explained for each in _naming(alert)}
     lines = [
         "# Decisions of the playbooks on these alerts. Put this file next to them, under a name that ends in "

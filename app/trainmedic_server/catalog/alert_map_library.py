@@ -28,7 +28,7 @@ log = telemetry.logger(__name__)
 
 class LoadedMap(Struct, frozen=True):
     path: Path
-    digest: str = ""  # SHA-256 of the text; empty if unreadable
+    digest: str = ""  # SHA-256 of the text; empty if it is unreadable or gone
     content: CompiledFile | None = None  # last valid one; None if there never was one
     problems: tuple[FileProblem, ...] = ()
 
@@ -47,7 +47,7 @@ def load_file(path: Path, before: LoadedMap | None = None) -> LoadedMap:
     return LoadedMap(path, digest, made)
 
 
-_MAP = "the alert map"
+_MAP = "the alert map"  # in place of a file, in the problem of a failed reload
 
 
 class AlertMapLibrary:
@@ -106,7 +106,8 @@ class AlertMapLibrary:
 
     def _kept_below(self, path: Path) -> dict[Path, LoadedMap]:
         known = {old: file for old, file in self._files.items() if old == path or path in old.parents}
-        return {old: replace(file, problems=()) for old, file in known.items()} or {path: LoadedMap(path)}
+        # Without digest, so that a file that comes back is read again, and its problems are known.
+        return {old: replace(file, digest="", problems=()) for old, file in known.items()} or {path: LoadedMap(path)}
 
     async def watch(self) -> None:
         while self._roots:

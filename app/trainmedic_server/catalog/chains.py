@@ -10,7 +10,7 @@ from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 
 def ring_from(name: str, playbooks: Mapping[str, YamlPlaybook]) -> Sequence[str]:
     """Return a shortest chain of runs from the playbook back to itself, empty if there is none."""
-    starts: dict[str, str] = {}  # the next playbook on the way back
+    starts: dict[str, str] = {}  # by playbook, the one that its end starts on the way back to `name`
     waiting = [name]
     for each in waiting:
         for cause in _causes(playbooks.get(each)):

@@ -128,7 +128,7 @@ class YamlPlaybook(Struct, frozen=True):
         if alert.name not in names:
             return f"alertname is {alert.name!r}, not {' or '.join(map(repr, names))}"
         if trigger.run is not None:
-            status = beginnings.ended_run_of(alert.annotations).get("status")
+            status = beginnings.ended_run_of(alert).get("status")
             if status not in trigger.run.status:
                 return f"the run ended as {status}, not as {' or '.join(trigger.run.status)}"
         return ""
@@ -238,7 +238,7 @@ class YamlPlaybook(Struct, frozen=True):
             "annotations": data["annotations"],
             "vars": self.definition.vars,
             "inputs": inputs.of_annotations(alert.annotations) if self.definition.on.manual else {},
-            "ended_run": beginnings.ended_run_of(alert.annotations),
+            "ended_run": beginnings.ended_run_of(alert),
         }
 
 
@@ -254,7 +254,7 @@ def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
 
 
 def _write_out(rendered: Any, path: DocumentPath) -> bool:
-    """Return False for values other than numbers."""
+    """Return False for values other than numbers and booleans."""
     for part in path[:-1]:
         rendered = rendered[part]
     value = rendered[path[-1]] if path else None

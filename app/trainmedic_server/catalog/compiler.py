@@ -207,7 +207,7 @@ class _Compilation:
         }  # fmt: skip
 
     def _kind_in(self, phase: str) -> TargetKind | None:
-        """Return the steps' target kind: in other phases of a group than ``steps``, its parent run's."""
+        """Return the steps' target kind. In a group, only ``steps`` work on members, others on the parent run."""
         return TargetKind.GROUP if self._is_group and phase != "steps" else self._kind
 
     def _effect(self, written: Any) -> quoted_query.QuotedQuery | None:
@@ -469,7 +469,7 @@ class _Compilation:
             self._report((*path, "timeout"), problem)
 
     def _params(self, action: type[Action], raw: Mapping[str, Any], place: DocumentPath) -> BaseModel | None:
-        """Report the certain errors. Return None unless all parameters are constants and valid."""
+        """Report errors that rendering cannot fix. Return None unless all parameters are constants and valid."""
         templates = [inner for inner, text in _texts(raw, ()) if evaluation.is_template(text)]
         filled = evaluation.with_variables(raw, self._vars)
         unknown = [inner for inner, text in _texts(filled, ()) if evaluation.is_template(text)]

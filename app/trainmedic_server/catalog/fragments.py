@@ -37,7 +37,7 @@ class Use(Struct, frozen=True):
     phase: str
     first: int  # index of its first step in the expanded list
     ids: tuple[str, ...]  # of the steps within the fragment; in the playbook ``<id>.<step>``
-    place: DocumentPath  # path of the values' positions in the expanded document
+    place: DocumentPath  # under which the expanded document has the positions of `values`
     declared: Mapping[str, inputs.Input]
     values: Mapping[str, Any]  # ``with``, maybe with templates
 

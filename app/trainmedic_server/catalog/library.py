@@ -287,9 +287,10 @@ def _without_cycles(
             kept[name] = loaded
         else:
             del kept[name]
-    # A loaded version may close another cycle with a changed playbook.
+    # A loaded version that closes another cycle, with a changed playbook, goes. Its file has a problem already.
     for playbook, _ in list(chains.cycles(kept)):
-        del kept[playbook.definition.name]
+        if playbook is not chosen[playbook.definition.name]:
+            del kept[playbook.definition.name]
     return kept
 
 

@@ -40,6 +40,11 @@ class Client:
         """Without user and password, for display."""
         headers = {"User-Agent": f"trainmedic/{__version__}"}
         if token:
+            if not (token.isascii() and token.isprintable()):  # httpx's error would contain the token, or blame the URL
+                raise exits.InvalidInput(
+                    "the token is not one line of printable ASCII; check --token, TRAINMEDIC_TOKEN or "
+                    "TRAINMEDIC_TOKEN_FILE"
+                )
             headers["Authorization"] = f"Bearer {token}"
         try:
             check_http_url(url)
@@ -108,6 +113,8 @@ class Client:
             raise exits.NoAnswerYet(f"{self.url} did not answer in time.") from error
         except httpx.TransportError as error:
             raise exits.Unreachable(f"The connection to {self.url} broke: {described(error)}") from error
+        except httpx.DecodingError as error:
+            raise exits.Unreachable(f"The answer of {self.url} cannot be unpacked: {described(error)}") from error
 
 
 def server_options(command: Callable[..., R]) -> Callable[..., R]:

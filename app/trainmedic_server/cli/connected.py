@@ -58,7 +58,7 @@ def show(
     header: Sequence[str],
     cells: Callable[[Document, str], Sequence[object]],
 ) -> None:
-    items = list(_every(client, path))
+    items = list(every(client, path))
     if output == "json":
         print_document(items, output, list)
         return
@@ -74,7 +74,7 @@ def show(
         click.echo(line)
 
 
-def _every(client: Client, path: str) -> Iterator[Document]:
+def every(client: Client, path: str) -> Iterator[Document]:
     page = client.get(path)
     yield from page["items"]
     while page.get("next"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from trainmedic.wire.backoff import Backoff
 from trainmedic_core import words
 from trainmedic_core.cli import exits, groups, table
 from trainmedic_core.cli.choice import NearestChoice
@@ -38,6 +39,7 @@ _HEADER = ("WHEN", "RUN", "ALERT", "PLAYBOOK", "TARGET", "RESULT", "TOOK", "WHAT
 _MOST_FOLDED = 20  # decisions that are read for each row, as equal ones share a row
 # Fixed while following, because later rows are unknown. The last column takes the rest.
 _WIDTHS = (6, 8, 20, 20, 22, 15, 11, 0)
+_MOST_KEPT = 1000  # runs whose events are shown without asking for the run again; some 10 KB each
 _PERHAPS_RUN = re.compile(r"[0-9a-f-]{6,36}")
 _LONGEST_PAUSE_SECONDS = 30.0
 
@@ -168,7 +170,7 @@ def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | Non
 
 
 def _unknown_names(client: Client, conditions: Mapping[str, Any]) -> Iterator[str]:
-    """A note that the server does not allow, or cannot give without Redis, is left out."""
+    """Yield a note on each named job and playbook, "" if known. Skip those that the server refuses."""
     for note_on, option in ((unknown_job_note, "job"), (unknown_playbook_note, "playbook")):
         for name in conditions.get(option, ()):
             with contextlib.suppress(exits.CommandError):
@@ -212,6 +214,8 @@ def _follow(client: Client, conditions: Mapping[str, Any], limit: int, as_json: 
         row = [words.plain(cell) for cell in _cells(rows.Row(item), at)]
         click.echo(json_text(item) if as_json else table.fit(row, _WIDTHS, table.width()))
     for event in _endless_events(client):
+        if "node" in conditions:
+            items.pop(event.get("run_id"), None)  # its run may have touched further nodes since
         about = _item_of(client, event, items)
         if conditions and (about is None or not _matches(about, conditions)):
             continue
@@ -220,9 +224,11 @@ def _follow(client: Client, conditions: Mapping[str, Any], limit: int, as_json: 
 
 def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
     last_id: str | None = None
+    pauses = Backoff(1.0, _LONGEST_PAUSE_SECONDS)
     for reconnections in itertools.count():
         try:
             for message in client.events(last_id):
+                pauses.reset()
                 last_id = message.id or last_id
                 event = json.loads(message.data) if message.data else None
                 if isinstance(event, dict):
@@ -231,7 +237,7 @@ def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
             if last_id is None and reconnections == 0:
                 raise
             click.echo(f"{words.plain(error.message.splitlines()[0])} Trying again.", err=True)
-        time.sleep(min(2.0 ** min(reconnections, 5), _LONGEST_PAUSE_SECONDS))
+        time.sleep(pauses.next())
 
 
 def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -> Item | None:
@@ -240,6 +246,8 @@ def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -
     if not run_id:
         return None
     if run_id not in items:
+        if len(items) >= _MOST_KEPT:
+            del items[next(iter(items))]
         try:
             items[run_id] = client.get(f"history/{run_path(run_id)}")
         except exits.UnknownName:

@@ -97,7 +97,7 @@ def _followed(client: Client, path: str, params: Mapping[str, Any]) -> Iterator[
         if event.data:
             yield json.loads(event.data)
     if "until" in params:
-        return  # it ends some seconds after that
+        return  # the server ends the stream itself, some seconds after `until`
     raise exits.Unreachable("the server ended the stream")
 
 

@@ -17,7 +17,7 @@ from trainmedic_server.cli.connected import when_lost
 from trainmedic_server.presentation import runs, steps, targets, times
 from trainmedic_server.presentation.waiting import waiting_for_person
 
-Document = Mapping[str, Any]  # `standing` is that of ``GET /now``
+Document = Mapping[str, Any]  # `standing`: the answer of ``GET /now``
 _SHOWN = 20
 _ACTS = "Done, without an undo"
 _OBSERVE = ", observe only"  # end of the server's text for the scope of such a pause (`live.now`)

@@ -128,7 +128,10 @@ def replay(
         raise exits.InvalidInput(f"No playbook was loaded from {', '.join(map(str, playbook_roots(paths)))}.")
     if since is None and _HISTORY in sources:
         since = "30d"
-    begin = time_of(since, now) if since else None
+    try:
+        begin = time_of(since, now) if since else None
+    except ValueError as error:
+        raise exits.InvalidInput(f"--since: {since!r} {error}") from error
     try:
         settings = ReplaySettings(
             EngineLimits(mode=Mode(mode), max_age=max_age),

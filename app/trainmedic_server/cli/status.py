@@ -11,6 +11,7 @@ import click
 from trainmedic_core import words
 from trainmedic_core.cli import exits
 from trainmedic_core.cli.output import output_option, print_document
+from trainmedic_server.cli import connected
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.now import switches_text
 from trainmedic_server.domain.reaction import NoReaction
@@ -41,7 +42,8 @@ def status(client: Client, output: str) -> None:
         "open_runs": now if isinstance(now, str) else now["counts"]["open"],
         "waits_for_you": now if isinstance(now, str) else counts_of_waiting(now),
         "undos": now if isinstance(now, str) else _undos_of(now),
-        **{part: _or_reason(functools.partial(client.get, part)) for part in ("playbooks", "agents", "jobs")},
+        "playbooks": _or_reason(functools.partial(client.get, "playbooks")),
+        **{part: _or_reason(functools.partial(_all_pages, client, part)) for part in ("agents", "jobs")},
     }
     books = report["playbooks"]
     report["unproven"] = (
@@ -52,6 +54,10 @@ def status(client: Client, output: str) -> None:
     print_document(report, output, _lines)
     if not ready["ready"]:
         raise exits.Unreachable("The server is not ready.")
+
+
+def _all_pages(client: Client, path: str) -> dict[str, Any]:
+    return {"items": list(connected.every(client, path))}
 
 
 def _switch_members(now: Any) -> dict[str, Any]:

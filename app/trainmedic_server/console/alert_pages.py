@@ -62,7 +62,7 @@ async def explain(page: PageRequest) -> Response:
     if pasted:
         try:
             body = json.loads(pasted)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             wrong = f"This is not JSON: {error}"
         else:
             query = {name: value for name in ("at",) if (value := page.query.get(name, "").strip())}
@@ -80,7 +80,7 @@ async def why(page: PageRequest) -> Response:
 
 
 def _fold_key(item: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Return the alert's name and the reasons why it started nothing. None if it started or joined a run."""
+    """Return what equal alerts share; None for one that started or joined a run."""
     decisions = [(each["playbook"], each["decision"]) for each in item["reactions"]]
     if any(decision in _BEGAN for _, decision in decisions):
         return None

@@ -84,7 +84,7 @@ class ConsoleApp:
         self._takes_post = takes_post
 
     def takes(self, scope: Scope) -> bool:
-        """Return whether the request is for the console. Rewrites others: API path, and `Accept` for ``.json``."""
+        """Return whether the request is for the console. Otherwise set the API's path, and `Accept` by its ending."""
         method, path = scope["method"], scope["path"]
         if (method, path) in self._raw or path.startswith(("/console/", STATIC)):
             return True
@@ -183,7 +183,10 @@ def _header(scope: Scope, wanted: bytes) -> str:
 
 
 def _came_from(request: Request) -> str:
-    parts = urlsplit(request.headers.get("referer", ""))
+    try:
+        parts = urlsplit(request.headers.get("referer", ""))
+    except ValueError:
+        return "/"
     is_ours = parts.netloc == request.headers.get("host")
     return local_path(f"{parts.path}?{parts.query}" if parts.query else parts.path) if is_ours else "/"
 

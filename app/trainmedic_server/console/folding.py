@@ -39,7 +39,7 @@ async def runs(
     """Return rows and the next cursor. With `each`, rows are not folded. Raises HttpProblem."""
 
     async def asked(bounds: Mapping[str, str]) -> Any:
-        return await page.get("/history", [*_pairs(chosen), *bounds.items()])
+        return await page.get("/history", [*pairs(chosen), *bounds.items()])
 
     return await read_rows(asked, cursor, None if each else refusal_key, "timestamp")
 
@@ -53,7 +53,7 @@ def alike_runs(chosen: Mapping[str, str], row: Row) -> str:
     return urlencode({**chosen, **same, "each": "true"})
 
 
-def _pairs(chosen: Mapping[str, str]) -> list[tuple[str, str]]:
+def pairs(chosen: Mapping[str, str]) -> list[tuple[str, str]]:
     return [
         (name, part)
         for name, value in chosen.items()

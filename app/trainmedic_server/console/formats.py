@@ -43,12 +43,22 @@ _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[._/:]
 _RUN_ID = re.compile(r"(?<![\w-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?![\w-])")
 
 
+def moment(value: Any) -> datetime | None:
+    """Return None without a zone, or outside the range of dates."""
+    # Reports of jobs may have any.
+    at = times.read(value)
+    try:
+        return at.astimezone(UTC) if at is not None and at.tzinfo is not None else None
+    except OverflowError:
+        return None
+
+
 def span(value: float | timedelta | None) -> str:
     return "–" if value is None else times.span(value)
 
 
 def age(value: Any, now: datetime) -> str:
-    at = times.read(value)
+    at = moment(value)
     if at is None:
         return "–"
     length = times.between(at, now)
@@ -56,20 +66,18 @@ def age(value: Any, now: datetime) -> str:
 
 
 def clock_time(value: Any, now: datetime | None = None) -> str:
-    at = times.read(value)
+    at = moment(value)
     if at is None:
         return "–"
-    at = at.astimezone(UTC)
     is_today = now is None or at.date() == now.astimezone(UTC).date()
     return at.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
 
 
 def precise(value: Any, now: datetime) -> Markup:
     """Format a time to the millisecond, with the date unless it is today."""
-    at = times.read(value)
+    at = moment(value)
     if at is None:
         return Markup("–")
-    at = at.astimezone(UTC)
     shown = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
     text = shown if at.date() == now.astimezone(UTC).date() else f"{at:%Y-%m-%d} {shown}"
     return Markup('<time datetime="{}" title="{} {} UTC">{}</time>').format(
@@ -79,10 +87,9 @@ def precise(value: Any, now: datetime) -> Markup:
 
 def local_field(value: Any, up: bool = False) -> str:
     """Format a time in UTC for an input ``datetime-local``, in whole seconds. `up` rounds up."""
-    at = times.read(value)
+    at = moment(value)
     if at is None:
         return ""
-    at = at.astimezone(UTC)
     if up and at.microsecond:
         at += timedelta(seconds=1)
     return at.strftime("%Y-%m-%dT%H:%M:%S")
@@ -93,16 +100,16 @@ def loss(value: Any) -> str:
 
 
 def day(value: Any) -> str:
-    at = times.read(value)
-    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if at else "–"
+    at = moment(value)
+    return at.strftime("%Y-%m-%d %H:%M") if at else "–"
 
 
 def when(value: Any, now: datetime) -> Markup:
     """Format the age of a time, which `console.js` updates."""
-    at = times.read(value)
+    at = moment(value)
     if at is None:
         return Markup("–")
-    exact = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    exact = at.strftime("%Y-%m-%d %H:%M:%S UTC")
     return Markup('<time datetime="{}" title="{}" data-age>{}</time>').format(at.isoformat(), exact, age(at, now))
 
 

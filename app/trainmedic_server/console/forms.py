@@ -14,7 +14,7 @@ from trainmedic_server.auth.auth import Authenticator, Principal
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.console import notices
 from trainmedic_server.console.inner_api import InnerApi
-from trainmedic_server.console.playbook_pages import start_body
+from trainmedic_server.console.playbook_pages import labels_of, start_body
 from trainmedic_server.console.sign_in import local_path, read_form
 from trainmedic_server.domain.run import Status
 from trainmedic_server.http.body import BodyReader
@@ -70,20 +70,9 @@ class Forms:
 async def _pause(api: InnerApi, principal: Principal, fields: Fields) -> str:
     body: dict[str, Any] = _given(fields, "playbook", "node", "job", "for", "note", "starts")
     if labels := fields.get("labels", "").strip():
-        body["labels"] = _labels_of(labels)
+        body["labels"] = labels_of(labels)
     await api.ask(principal, "POST", "/pause", body=body)
     return "pause"
-
-
-def _labels_of(text: str) -> dict[str, str]:
-    pairs = [(piece, *piece.partition("=")) for piece in text.replace(",", " ").split()]
-    for piece, name, equals, _ in pairs:
-        if not name or not equals:  # as a label without a value it would match no run
-            raise HttpProblem(
-                HTTPStatus.UNPROCESSABLE_ENTITY,
-                f"labels: {piece!r} is not NAME=VALUE. Values have no spaces or commas.",
-            )
-    return {name: value for _, name, _, value in pairs}
 
 
 async def _resume(api: InnerApi, principal: Principal, fields: Fields) -> str:

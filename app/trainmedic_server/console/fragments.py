@@ -9,9 +9,10 @@ from trainmedic_server.auth.auth import ANONYMOUS
 from trainmedic_server.console import run_pages
 from trainmedic_server.console.inner_api import InnerApi
 from trainmedic_server.console.rendering import Renderer
-from trainmedic_server.console.standing import ServerStanding
+from trainmedic_server.console.standing import ServerStanding, StandingView
+from trainmedic_server.errors import StoreUnavailable
 
-_MOST_ROWS = 40  # a page with more changes reloads its list
+_MOST_ROWS = 40  # the newest; a page with more than 20 new rows reloads its list (`console.js`)
 
 
 class Fragments:
@@ -23,12 +24,12 @@ class Fragments:
     async def render(self, topic: str, run_ids: Collection[str], seq: int) -> Mapping[str, str]:
         match topic.partition(":"):
             case ("head", _, _):
-                standing = await self._standing.now(since=seq)
+                standing = await self._known_state(seq)
                 return {"head": self._renderer.part("parts.html", "head_status", standing)}
             case ("runs", _, _):
                 return await self._rows(run_ids)
             case ("now", _, _):
-                standing = await self._standing.now(since=seq)
+                standing = await self._known_state(seq)
                 return {"now": self._renderer.text("now_parts.html", standing=standing)}
             case ("run", _, run_id):
                 shown = await self._get_or(None, f"/history/{run_id}")
@@ -38,6 +39,13 @@ class Fragments:
                 return {"story": self._renderer.text("run_story.html", **names)}
             case _:
                 return {}
+
+    async def _known_state(self, seq: int) -> StandingView:
+        standing = await self._standing.now(since=seq)
+        if standing.document is None:
+            # The board tries again. A fragment that says so would stay on the pages until the next event.
+            raise StoreUnavailable("the run store does not respond")
+        return standing
 
     async def _rows(self, run_ids: Collection[str]) -> Mapping[str, str]:
         rows: dict[str, str] = {}

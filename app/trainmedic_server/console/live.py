@@ -68,7 +68,11 @@ class LiveBoard:
                 raise
             begun = asyncio.Event()
             self._reader = asyncio.create_task(self._read(begun), name="console")
-            await begun.wait()
+            try:
+                await begun.wait()
+            except asyncio.CancelledError:  # the client has disconnected
+                await self.leave(topics)
+                raise
         for topic in topics:
             self._since.setdefault(topic, self._taken)
 

@@ -26,7 +26,7 @@ _FIRST_WINDOW = timedelta(seconds=30)
 _LEAST_WINDOW = timedelta(milliseconds=1)
 _GROWTH = 8
 """Factor from a window to the next longer or shorter one."""
-_MOST_SECONDS = 20.0
+_MOST_SECONDS = 20.0  # after which no further window is searched; the page leads on
 _JUST_BEFORE = timedelta(microseconds=1)  # smallest step: `until` excludes its own time
 _MOST_NOTES = 20
 
@@ -39,7 +39,7 @@ class LogExcerpt(Struct, frozen=True):
     newer: LogPlace | None = None
     """Start of the newer lines, on a page with the oldest first."""
     end: LogPlace | None = None
-    """Place after the newest line; without lines where the page begins, if stated."""
+    """Place after the newest line. Without lines, the page's own `after`, if any."""
 
 
 class _Window(Struct):
@@ -75,7 +75,7 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
     top, span = min(ceiling or now, now), _FIRST_WINDOW  # end and length of the next window
     searched_from, is_narrowed, began = top, False, time.monotonic()
     while True:
-        lower = max(view.since, top - span)
+        lower = top - min(span, top - view.since)
         window = await _search(view, ask, lower, ceiling, max(_WINDOW_LINES, wanted))
         if window.is_full and top - lower > _LEAST_WINDOW:
             # The missing lines are newer than the returned ones.

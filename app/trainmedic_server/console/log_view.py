@@ -29,7 +29,7 @@ _PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
 class LogPlace(Struct, frozen=True):
     at: datetime
     passed: int = 0
-    """Number of lines of this time that are shown already: before it, or after it if the newest come first."""
+    """Number of lines of this time that earlier pages have shown."""
 
     def __str__(self) -> str:
         return f"{written(self.at)}~{self.passed}"
@@ -39,7 +39,7 @@ class LogPlace(Struct, frozen=True):
         match = _PLACE.fullmatch(text)
         if match is None or int(match["passed"]) > _MOST_PASSED:
             raise ValueError("is not a place in a log; omit it to start at the newest lines")
-        return cls(read_time(match["at"]), int(match["passed"]))
+        return cls(_aware(read_time(match["at"])), int(match["passed"]))
 
 
 class LogView(Struct, frozen=True):
@@ -160,10 +160,10 @@ class LogView(Struct, frozen=True):
 
 def around(at: Any, rank: Any = None, node: Any = None, source: Any = None) -> str:
     """Return the query of the lines around a moment, of a rank, else a node. "" without a time."""
-    point = times.read(at)
-    if point is None:
+    try:
+        names: dict[str, Any] = {"at": written(_point(at))}
+    except ValueError:
         return ""
-    names: dict[str, Any] = {"at": written(_aware(point))}
     if source == "kernel":
         names |= {"node": node, "kernel": "true"}
     elif rank is not None:
@@ -173,8 +173,8 @@ def around(at: Any, rank: Any = None, node: Any = None, source: Any = None) -> s
     return urlencode({name: value for name, value in names.items() if value not in (None, "")})
 
 
-def _point(text: str) -> datetime:
-    point = times.read(text)
+def _point(value: Any) -> datetime:
+    point = times.read(value)
     if point is None:
         raise ValueError("must be a time, such as 2026-01-31T12:00:05Z")
     return _aware(point)
@@ -182,18 +182,18 @@ def _point(text: str) -> datetime:
 
 def _time(text: str, now: datetime) -> datetime:
     try:
-        return time_of(text, now)
+        point: datetime | None = time_of(text, now)
     except ValueError:
         point = times.read(text)
-        if point is None:
-            raise ValueError(
-                "must be a time in UTC (2026-01-31 12:00:05), a time with a zone, or a duration (90m)"
-            ) from None
-        return _aware(point)
+    if point is None:
+        raise ValueError("must be a time in UTC (2026-01-31 12:00:05), a time with a zone, or a duration (90m)")
+    return _aware(point)
 
 
 def _aware(point: datetime) -> datetime:
     try:
-        return (point if point.tzinfo is not None else point.replace(tzinfo=UTC)).astimezone(UTC)
+        at = (point if point.tzinfo is not None else point.replace(tzinfo=UTC)).astimezone(UTC)
+        _ = at - AROUND, at + AROUND  # the lines around it have limits
     except OverflowError:
         raise ValueError("is outside the range of dates") from None
+    return at

@@ -11,7 +11,7 @@ from msgspec import Struct
 # Sizes are in the units of the view box. Colours are classes of the style sheet, so that both themes fit.
 WIDE, TALL = 600, 96
 _MARGIN = 6
-_MOST_ROWS = 24
+_MOST_ROWS = 24  # values of a curve in its table
 Points = Sequence[tuple[float, float | None]]  # (Seconds since 1970, value); None for an unknown value
 
 

@@ -27,6 +27,7 @@ JOB_LABELS = {
 }
 """Reported fields among the facts. The others are folded."""
 NODE_LABELS = {"version": "Agent", "driver": "GPU driver", "policy": "Policy"}
+_LARGEST = 1e15  # larger numbers are no reading, and may be too large for a float
 _RACK = re.compile(r"(?P<rack>.+?)[-_.]?\d+$")
 
 
@@ -96,13 +97,37 @@ def _marks(runs: Iterable[Mapping[str, Any]]) -> Iterator[pictures.Mark]:
             yield pictures.Mark(undone.timestamp(), "reverted", "back")
 
 
+def _reported_gpus(agent: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Omit members of a wrong type."""
+    gpus = agent["details"].get("gpus")
+    cards = (gpu for gpu in gpus if isinstance(gpu, Mapping)) if isinstance(gpus, list) else ()
+    return [{name: value for name, value in gpu.items() if _is_of_gpu(name, value)} for gpu in cards]
+
+
+def _is_of_gpu(name: str, value: Any) -> bool:
+    match name:
+        case "uuid":
+            return isinstance(value, str)
+        case "pods":
+            return isinstance(value, list)
+        case "index" | "power_limit_watts" | "max_limit_watts" | "default_limit_watts":
+            return isinstance(value, int | float) and abs(value) < _LARGEST
+        case _:
+            return True
+
+
 async def nodes(page: PageRequest) -> Response:
     agents = await _all_items(page, "/agents")
     present = await page.current_state()
     racks = _racks(agents)
     changed = _changes_by_target(present.document)
     return await page.page(
-        "nodes.html", title="Nodes and GPUs", racks=racks, changed=changed, lost=_lost(present.document, "agent")
+        "nodes.html",
+        title="Nodes and GPUs",
+        racks=racks,
+        changed=changed,
+        lost=_lost(present.document, "agent"),
+        gpus_of=_reported_gpus,
     )
 
 
@@ -135,6 +160,7 @@ async def node(page: PageRequest) -> Response:
         changed=_changes_by_target(present.document),
         readings=await _readings(page, name) if agent is not None and "whole" in page.query else None,
         labels=NODE_LABELS,
+        gpus=_reported_gpus(agent) if agent is not None else [],
         uuid_key=gpu_names.uuid_key,
         curve_of=_small_curve,
     )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from starlette.responses import Response
@@ -65,8 +66,8 @@ async def run_tests(page: PageRequest) -> Response:
 
 
 async def dry_run(page: PageRequest, fields: Mapping[str, str]) -> Response:
-    body = start_body(page.parameters["playbook"], fields) | {"dry_run": True}
     try:
+        body = start_body(page.parameters["playbook"], fields) | {"dry_run": True}
         preview = await page.api.ask(page.principal, "POST", "/runs", body=body)
     except HttpProblem as problem:
         return await playbook(page, asked=fields, cannot=problem.detail)
@@ -74,8 +75,7 @@ async def dry_run(page: PageRequest, fields: Mapping[str, str]) -> Response:
 
 
 def start_body(name: str, fields: Mapping[str, str]) -> dict[str, Any]:
-    pieces = [piece.partition("=") for piece in fields.get("labels", "").replace(",", " ").split()]
-    labels = {label: value for label, _, value in pieces}
+    labels = labels_of(fields.get("labels", ""))
     given = {
         field.removeprefix(_INPUT): value
         for field, value in fields.items()
@@ -83,6 +83,17 @@ def start_body(name: str, fields: Mapping[str, str]) -> dict[str, Any]:
     }
     body = {"playbook": name, "target": fields.get("target", "").strip() or None, "labels": labels}
     return body | ({"inputs": given} if given else {})
+
+
+def labels_of(text: str) -> dict[str, str]:
+    pairs = [(piece, *piece.partition("=")) for piece in text.replace(",", " ").split()]
+    for piece, name, equals, _ in pairs:
+        if not name or not equals:  # as a label without a value it would fit no alert
+            raise HttpProblem(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                f"labels: {piece!r} is not NAME=VALUE. Values have no spaces or commas.",
+            )
+    return {name: value for _, name, _, value in pairs}
 
 
 async def _targets(page: PageRequest, kind: str) -> list[str]:

@@ -17,7 +17,7 @@ from trainmedic_server.console import formats, log_view, pictures
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.http.base_path import BasePath
 from trainmedic_server.ports.outside import Clock
-from trainmedic_server.presentation import questions, run_story, runs, steps, targets, times, waiting
+from trainmedic_server.presentation import questions, run_story, runs, steps, targets, waiting
 from trainmedic_server.presentation.targets import IndexOf
 
 CONTENT_POLICY = (
@@ -33,7 +33,7 @@ _COMPRESSED_FROM = 600  # bytes; smaller pages gain nothing
 _FILTERS = (
     *("span", "pairs", "plain", "day", "segment", "lines"),
     *("shell", "as_json", "status_mark", "safe_link", "without", "coded"),
-    *("local_field", "loss", "breaks"),
+    *("local_field", "loss", "breaks", "moment"),
 )
 _LINK = re.compile(r"""(?<=[\s"'])(href|action|src|hx-get|hx-post)="(?=/)""")
 
@@ -72,7 +72,6 @@ class Renderer:
         self._environment.filters["when"] = lambda value: formats.when(value, clock.now())
         self._environment.filters["clock"] = lambda value: formats.clock_time(value, clock.now())
         self._environment.filters["precise"] = lambda value: formats.precise(value, clock.now())
-        self._environment.filters["moment"] = times.read
         self._environment.filters["target"] = lambda value: formats.target(value, index_of)
         self._environment.filters["short_keys"] = lambda value: targets.shortened(str(value or ""), index_of)
         self._environment.filters["words"] = words.words

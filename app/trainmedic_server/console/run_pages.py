@@ -31,6 +31,8 @@ _FILTERS = (
 )
 # In the text field of the page.
 _FILTER_ALIASES = {"alert": "alertname", "owed": "owes_undo"}
+_OPTIONS = {"alertname": "alert"}  # of `trainmedic history`, with another name than the filter
+_FLAGS = {"open": "--open", "owes_undo": "--owes-undo"}
 SAVED = (
     ("Last 24 h", ""),
     ("Open", "open=true&since="),
@@ -69,8 +71,8 @@ async def runs(page: PageRequest) -> Response:
         statuses=[status.value for status in Status],
         playbooks=[book["name"] for book in books["items"]],
         saved=SAVED,
-        api_text=urlencode(chosen),
-        cli="trainmedic history" + "".join(f" --{_flag(name)} {shlex.quote(value)}" for name, value in chosen.items()),
+        api_text=urlencode(folding.pairs(chosen)),
+        cli=_command(chosen),
     )
 
 
@@ -203,5 +205,14 @@ def _check_filter_text(text: str) -> None:
             raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
 
 
-def _flag(name: str) -> str:
-    return {"alertname": "alert", "owes_undo": "owes-undo"}.get(name, name)
+def _command(chosen: Mapping[str, str]) -> str:
+    """Return "" for filters that the command lacks."""
+    words = ["trainmedic", "history"]
+    for name, value in folding.pairs(chosen):
+        if name not in _FLAGS:
+            words += [f"--{_OPTIONS.get(name, name)}", value]
+        elif value == "true":
+            words.append(_FLAGS[name])
+        else:
+            return ""
+    return shlex.join(words)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from trainmedic_server.auth.auth import ANONYMOUS
 from trainmedic_server.console.gpu_indexes import GpuIndexes
 from trainmedic_server.console.inner_api import InnerApi
-from trainmedic_server.http.problems import HttpProblem
+from trainmedic_server.errors import TrainmedicError
 
 KEPT_SECONDS = 1.0
 _READY_SECONDS = 10.0  # interval of requests for readiness, which asks Redis and the store
@@ -53,17 +53,18 @@ class ServerStanding:
         oldest = time() - KEPT_SECONDS
         async with self._asking:
             if self._kept is None or self._kept_at < oldest or self._kept.seq < since:
-                self._kept_at = time()
-                self._kept = await self._ask(self._kept_at)
+                asked_at = time()
+                self._kept = await self._ask(asked_at)
+                self._kept_at = asked_at  # not before: a cancelled request must not make the earlier state a fresh one
             return self._kept
 
     async def _ask(self, time: float) -> StandingView:
         if time - self._ready_at > _READY_SECONDS:
-            self._ready_at = time
             self._ready = bool((await self._api.get(ANONYMOUS, "/ready"))["ready"])
+            self._ready_at = time
             await self._gpus.refresh()
         try:
             seq = await self._last_seq()
             return StandingView(seq, await self._api.get(ANONYMOUS, "/now"), self._ready)
-        except HttpProblem:
+        except TrainmedicError:  # of the store itself, or as an answer of the API
             return StandingView(0, None, False)

@@ -129,6 +129,8 @@ class PlainTraining:
         if not fitting:
             raise trainmedic.Rejected("there is no checkpoint from before that")
         checkpoint, left = fitting[-1], self._step
+        while self._checkpoints[-1] is not checkpoint:
+            self._checkpoints.pop()  # it may have the fault, and would be the newest for the next rollback
         self._model.weights = copy.deepcopy(checkpoint.weights)
         self._step, self._batch = checkpoint.step, checkpoint.batch + wanted.skip_batches
         return {"step": checkpoint.step, "left_step": left, "skipped_batches": wanted.skip_batches}

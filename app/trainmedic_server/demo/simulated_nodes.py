@@ -29,6 +29,7 @@ from trainmedic_core.target import TargetKind
 from trainmedic_server import __version__
 
 DEFAULT_WATTS, IDLE_WATTS = 350.0, 90.0
+# At 350 W: 68.5 °C, and 96.5 °C without the fan, above the rule's 85 °C. The playbook's cap of 60 % makes it 70 °C.
 _ROOM_CELSIUS, _CELSIUS_PER_WATT, _CELSIUS_PER_WATT_WITHOUT_FAN = 30.0, 0.11, 0.19
 _SETTLING_SECONDS = 6.0  # time constant in seconds
 _TICK_SECONDS = 0.5

@@ -21,10 +21,8 @@ from trainmedic_server.demo.simulated_nodes import SimulatedCluster, SimulatedNo
 from trainmedic_server.demo.training_text import FaultFile
 from trainmedic_server.errors import DemoFailed
 
-JOBS = {"llm-1": "node-1", "llm-2": "node-2", "llm-3": "node-2"}
-"""Node by job."""
-LEARNED_STEPS = 60
-"""The losses are then low enough to show a jump."""
+JOBS = {"llm-1": "node-1", "llm-2": "node-2", "llm-3": "node-2"}  # node by job
+LEARNED_STEPS = 60  # the losses are then low enough to show a jump
 _GPUS = 4
 _PLAYBOOKS = Path(__file__).parent / "playbooks"
 _FAN_SECONDS = {FaultKind.HEAT: 20.0, FaultKind.ASK: 60.0}

@@ -21,7 +21,7 @@ class Admission(Struct, frozen=True):
     delivery_id: str
     alerts: int
     runs: tuple[PlaybookDecision, ...] = ()
-    duplicates: int = 0  # firing alerts that were known, and ends that were
+    duplicates: int = 0  # reports of alerts that were known to fire, or to have ended
     unmatched: int = 0  # alerts for which no playbook's conditions hold
     truncated: int = 0  # alerts that Alertmanager dropped
     rejected: tuple[RejectedAlert, ...] = ()

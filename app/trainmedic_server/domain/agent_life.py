@@ -40,7 +40,7 @@ def changes(
     now: datetime,
     kept_since: datetime,
 ) -> AgentChanges:
-    """Return the changes. `seen` and `missing` have the time of each agent's last report; those in `missing` were
+    """`seen` and `missing` have the time of each agent's last report; those in `missing` were
     silent for `LOST_AFTER`. Agents lost before `kept_since` are forgotten.
     """
     save, lost, returned, forget = [], [], [], []

@@ -20,7 +20,7 @@ _LONGEST = 4_000  # characters of a text that are read
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _ASCII_NAME = re.compile(r"[A-Za-z0-9_.:/ -]+")  # for other names, annotations count too
-_SHARED_TYPES = (  # or in memory: nothing that the node's disks hold
+_SHARED_TYPES = (  # file systems that are not on the node's disks: shared ones, and those in memory
     r"nfs|lustre|ceph|gpfs|beegfs|fuse|cifs|smb|wekafs|glusterfs|virtiofs|gfs2|ocfs2|orangefs|9p|afs|daos|vastnfs|"
     r"tmpfs|ramfs|devtmpfs|overlay|squashfs"
 )
@@ -84,7 +84,7 @@ class Suggestion(Struct, frozen=True):
 class _Topic(Struct, frozen=True):
     name: str
     words: tuple[tuple[str, ...], ...]
-    """Groups of word prefixes; each group must occur. Short words and words after ``=`` must match whole."""
+    """Groups of word prefixes; each group must occur. Those of up to 3 letters or after ``=`` must match whole."""
     metrics: tuple[str, ...]  # parts of metric names; one suffices
     not_words: tuple[str, ...] = ()  # prefixes that exclude the topic
     needs_gpu: bool = False

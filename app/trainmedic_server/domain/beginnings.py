@@ -120,14 +120,13 @@ def refusal_of(alert: Alert) -> tuple[Decision, str] | None:
     return Decision(decision), why
 
 
-def ended_run_of(annotations: Mapping[str, str]) -> dict[str, Any]:
-    """Return the run whose end started this one; empty for other beginnings."""
-    text = annotations.get(_ENDED)
+def ended_run_of(alert: Alert) -> dict[str, Any]:
+    """Return the run whose end the alert stands for; empty for other alerts."""
+    is_end = alert.fingerprint.startswith(ENDED_RUN)  # other alerts may have an annotation of this name
+    text = alert.annotations.get(_ENDED) if is_end else None
     ended: dict[str, Any] = json.loads(text) if text else {}
     return ended
 
 
 def _chain_length(cause: Alert) -> int:
-    if not cause.fingerprint.startswith(ENDED_RUN):
-        return 0
-    return int(ended_run_of(cause.annotations).get("chained", 0))
+    return int(ended_run_of(cause).get("chained", 0))

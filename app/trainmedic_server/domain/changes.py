@@ -13,7 +13,7 @@ from trainmedic_server.domain.run import Run, StepState, StepStatus, Undo, UndoS
 
 # Output members for the values before and after, and their unit, in lookup order.
 _PAIRS = (("before", "after", ""), ("previous_watts", "limit_watts", " W"), ("previous", "count", ""))
-_NOT_PENDING = (UndoStatus.AVAILABLE, UndoStatus.DROPPED)  # and neither done nor closed
+_NOT_PENDING = (UndoStatus.AVAILABLE, UndoStatus.DROPPED)  # so that the change stays, if it was made
 
 
 class Change(Struct, frozen=True):
@@ -99,7 +99,6 @@ def difference(output: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 def _change(run: Run, step: StepState, undo: Undo | None, firing: Sequence[str], latest: datetime | None) -> Change:
     before, after = difference(step.output)
-    seconds = step.output.get("lease_seconds")
     last = step.attempts[-1]
     return Change(
         run_id=run.id,
@@ -118,9 +117,15 @@ def _change(run: Run, step: StepState, undo: Undo | None, firing: Sequence[str],
         given_back=_when_reverted(undo, firing),
         not_before=undo.retry_at if undo is not None else None,
         latest=latest,
-        lease=timedelta(seconds=seconds) if isinstance(seconds, int | float) and seconds > 0 else None,
+        lease=_lease(step.output.get("lease_seconds")),
         undo_error=undo.error if undo is not None else None,
     )
+
+
+def _lease(seconds: Any) -> timedelta | None:
+    # Jobs choose the output of their own commands, so the number may be too large for a timedelta.
+    is_length = isinstance(seconds, int | float) and 0 < seconds < timedelta.max.total_seconds()
+    return timedelta(seconds=seconds) if is_length else None
 
 
 def _when_reverted(undo: Undo | None, firing: Sequence[str]) -> str:

@@ -79,7 +79,7 @@ def is_of_own_node(labels: AlertLabels) -> bool:
 def is_unknown(labels: AlertLabels) -> bool:
     """Return whether an exporter that is not central may still measure other machines than its own.
 
-    Without names, ``instance`` is the measured machine, as it is without a port under a name of one's own.
+    Without names, or with unusual names and no port, ``instance`` is the measured machine.
     """
     names = _names(labels)
     if not names or is_of_own_node(labels):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-MOST_HOSTS = 4096  # more would delay other alerts, and no run acts on so many
+MOST_HOSTS = 4096  # of an alert, file or playbook; more would delay other alerts
 MOST_OF_JOB = 100_000  # of a job, as Slurm states them
 LONGEST = 65_536  # characters
 _LONGEST_NAME = 512

@@ -51,7 +51,7 @@ class LifeChange(Struct, frozen=True):
 
 
 def after_report(life: JobLife | None, name: str, instance: str, now: datetime) -> LifeChange | None:
-    """Return the change by a presence; None for none. `life` None: unknown job; `instance` empty: a launcher's."""
+    """Return the change that a presence makes, or None. `life` None: unknown job; `instance` empty: a launcher's."""
     if life is None:
         return LifeChange(JobLife(name, LifeState.PRESENT, now, instance))
     if life.state is LifeState.PRESENT:

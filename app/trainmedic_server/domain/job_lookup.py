@@ -1,8 +1,8 @@
 """Lookup of the job that uses a node, GPU or pod: ``node:<node>``, ``gpu:<GPU>``, ``pod:<namespace>/<name>``.
 
-Sources, in this order: the jobs, which report their ranks' locations; the node's agent, which sees the processes. The
-first that knows a job decides. For a node or pod, several jobs in any source are ambiguous. For a GPU the alert's
-labels come second; they decide if a source knows several jobs, unless a source contradicts them.
+Sources, in this order: the jobs, which report their ranks' locations; agents and schedulers. The first that knows a job
+decides. For a node or pod, several jobs in any source are ambiguous. For a GPU the alert's labels come second; they
+decide if a source knows several jobs, unless a source contradicts them.
 """
 
 from __future__ import annotations

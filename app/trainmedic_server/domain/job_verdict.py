@@ -14,7 +14,7 @@ CURRENT_FOR = timedelta(hours=1)  # age beyond which expressions see no verdict
 
 
 class JobVerdict(Struct, frozen=True):
-    """Without a verdict, members are empty, so that comparisons are false and no errors."""
+    """Without a verdict, members are empty, so that comparisons are false instead of errors."""
 
     cause: str | None = None
     confidence: str | None = None

@@ -9,7 +9,7 @@ _SHOWN = 5
 
 
 def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> str:
-    """Return a warning on playbooks with channels outside `channels`; empty for none."""
+    """Return a warning if no channel is set, or playbooks name others; else ""."""
     named = {playbook.name: set(_channels_of(playbook)) for playbook in playbooks}
     if not channels:
         affected = sorted(name for name, wanted in named.items() if wanted)
@@ -24,7 +24,7 @@ def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> 
 
 
 def _channels_of(playbook: Playbook) -> Iterator[str]:
-    """Yield the channels of steps; empty for all channels, and for a template."""
+    """Yield the channels of steps, "" for all or a template."""
     for step in chain.from_iterable(map(playbook.phase, EVERY_PHASE)):
         if isinstance(step, ActionStep) and step.action == "notify":
             yield _name_or_all(step.with_.get("to"))

@@ -138,7 +138,7 @@ class NodeEvidence:
 
     @once
     def subjects(self) -> Sequence[Naming]:
-        """What labels of the alert's subject name, not of its exporter."""
+        """Namings by labels of the alert's subject, not of its exporter."""
         namings = [naming for label in self._naming_labels() if (naming := self._naming(label)) is not None]
         if self._labels.of(self._identity.node_if_known):
             namings += self._named_if_known()

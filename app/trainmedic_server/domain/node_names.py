@@ -35,7 +35,7 @@ def spelled(name: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Return whether it cannot be a node's name: an IP address, none, or this host."""
+    """Return whether it cannot be a node's name: an IP address, ``localhost`` or empty."""
     if host in ("", "localhost"):
         return True
     if not (host[0].isdigit() or ":" in host):  # fast path for nearly all names

@@ -50,7 +50,7 @@ class OperatorPause(Struct, frozen=True):
     at: datetime
     starts_at: datetime
     ends_at: datetime | None = None
-    """End of the pause or its first window; None until a person ends it."""
+    """End of the pause or its first window. None: a person ends it."""
     every: timedelta | None = None  # interval between starts of windows
     scope: Scope = EVERYTHING
     note: str = ""

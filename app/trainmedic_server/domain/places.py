@@ -47,9 +47,11 @@ def gpus_of(target: Target, topology: Topology) -> int | None:
 
 def _nodes_of_job(job: str, topology: Topology) -> frozenset[str]:
     written = (topology.written.reported_by_node, topology.written.observed_by_node)
-    return (
-        topology.jobs.nodes_by_job.get(job, _NOWHERE)
-        | {pod.node for pod in topology.cluster.pods_by_job.get(job, ())}
-        | {topology.known.name_of(node) for node in topology.slurm.nodes_by_job.get(job, _NOWHERE)}
-        | {node for by_node in written for node, jobs in by_node.items() if job in jobs}
+    # A node may have another name in each source; one that counted as two would be in none of their lists.
+    listed = (
+        *(pod.node for pod in topology.cluster.pods_by_job.get(job, ())),
+        *topology.slurm.nodes_by_job.get(job, _NOWHERE),
+        *(node for by_node in written for node, jobs in by_node.items() if job in jobs),
     )
+    of_ranks = topology.nodes_of_job(job) or topology.jobs.nodes_by_job.get(job, _NOWHERE)
+    return of_ranks.union(map(topology.known.name_of, listed))

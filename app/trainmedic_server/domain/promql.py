@@ -131,7 +131,7 @@ def comparisons(expression: str) -> list[Comparison]:
     """Return the comparison of each ``or`` branch, in order; of ``and`` and ``unless``, the left side's."""
     text = _Text(expression)
     found: list[Comparison] = []
-    # The group of parts is the outermost left side of ``and`` with them, of which the first comparison counts.
+    # A group: the parts of one left side of ``and`` or ``unless``, the outermost. Only its first comparison counts.
     waiting: list[tuple[_Part, object]] = [(text.whole, None)]
     served: object = None  # the last group with a comparison
     while waiting:
@@ -263,5 +263,5 @@ def _number(text: str) -> float | None:
     digits = text.replace(" ", "")
     try:
         return float.fromhex(digits) if "0x" in digits.lower() else float(digits)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

@@ -19,7 +19,7 @@ class NoReaction(StrEnum):
     """Another playbook is ``exclusive``."""
     RESOLVED = "resolved"  # already at the first report
     NOT_ACCEPTED = "not_accepted"
-    """The alert map's ``accept`` refuses the alert; single playbooks have no reason."""
+    """The alert map's ``accept`` refuses the alert; the reaction names no playbook."""
 
 
 _WITHOUT_EFFECT = frozenset({*map(str, NoReaction), "target_unknown", "target_ambiguous"})

@@ -119,7 +119,7 @@ def vanished(member: Target, topology: Topology) -> str | None:
         return None
     if member.kind is TargetKind.JOB:
         return None if member.job in _job_names(topology) else f"the job {member.job} is gone"
-    node = member.node or ""
+    node = topology.known.name_of(member.node or "")  # the name changes as its agent comes and goes
     if node not in topology.attributes_by_node:
         return f"the node {node} is gone"
     gpus = topology.gpus_on(node)

@@ -27,7 +27,7 @@ class TargetModes(Struct, frozen=True):
     entries: tuple[ModeEntry, ...] = ()
 
     def of(self, target: Target | None, server: Mode, topology: Topology) -> tuple[Mode, str]:
-        """Return the mode for a target, and the entry that made it differ from the server's.
+        """Return the mode for a target, and the entry that set it; "" for the server's.
 
         Of several nodes or possible entries, the strictest counts.
         """

@@ -40,7 +40,7 @@ def waiting(waits_for: str) -> str:
 
 
 class Upcoming(Struct, frozen=True):
-    """The present step up to ``at_deadline``, then the next."""
+    """Fields up to ``at_deadline`` describe the present step, the others the next."""
 
     now: str | None = None
     waits_for: str | None = None

@@ -26,7 +26,7 @@ class StartedRun(Struct, frozen=True):
 
 
 class AdmissionChanges(Struct, frozen=True):
-    """``started`` and ``touched`` are handled once these are durable."""
+    """``started`` and ``touched`` are handled once the changes are durable."""
 
     records: Mapping[Identity, AlertRecord]
     runs: Sequence[Run]

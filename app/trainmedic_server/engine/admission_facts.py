@@ -23,7 +23,7 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 class AdmissionFacts(Struct):
     records: dict[Identity, AlertRecord]
     firing: dict[str, dict[Identity, AlertRecord]]
-    """By fingerprint; as read, only of those that resolve in these deliveries."""
+    """By fingerprint; read only for alerts that resolve in these deliveries."""
     newest: dict[str, AlertRecord]  # of events, by fingerprint
     linked: dict[Identity, list[LinkedRun]]  # runs of each alert, oldest first
     open_runs: dict[Key, str]  # run IDs

@@ -94,6 +94,7 @@ class AgentWatch:
             log.warning("agent lost", node=life.name, last_heard=life.seen_at.isoformat())
         for name in changes.forget:
             del lives[name]
+            self._heard.pop(name, None)
         lives |= {life.name: life for life in changes.save}
         self._update_names()
         since = self._ago(agent_life.KEPT)  # the metric drops lost agents sooner than the store does

@@ -18,7 +18,7 @@ from trainmedic_server.ports.playbooks import Scope
 
 
 def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait | None:
-    """Ask, or wait on; None once the step is final."""
+    """Ask, or continue to wait. Return None once the step is final."""
     if state.status is StepStatus.PENDING:
         asked = _ask(draft, state, definition)
         if asked is None:

@@ -80,7 +80,11 @@ class Batcher(Generic[Asked, Answer]):
             time = asyncio.get_running_loop().time
             while self._waiting:
                 batch, began = self._take(), time()
-                await self._answer(batch)
+                try:
+                    await self._answer(batch)
+                finally:
+                    for waiting in batch:
+                        waiting.answer.cancel()  # only those that `stop` left without an answer
                 self._watch(len(batch), began - batch[0].since, time() - began)
         finally:
             self._free += 1
@@ -88,10 +92,6 @@ class Batcher(Generic[Asked, Answer]):
     async def _answer(self, batch: list[_Waiting[Asked, Answer]]) -> None:
         try:
             answers = await self._handle([waiting.entry for waiting in batch])
-        except asyncio.CancelledError:
-            for waiting in batch:
-                waiting.answer.cancel()
-            raise
         except Exception as error:  # passed to the callers, who decide
             if len(batch) > 1 and not isinstance(error, errors.StoreUnavailable):
                 for waiting in batch:
@@ -116,6 +116,7 @@ class Batcher(Generic[Asked, Answer]):
         return batch
 
     async def stop(self) -> None:
+        """Cancel waiting callers."""
         await end_tasks(self._tasks)
         while self._waiting:
             self._waiting.popleft().answer.cancel()

@@ -50,7 +50,7 @@ class Breaker:
     async def count_or_bar(self, run: Run, nodes: Set[str], *, has_acted: bool) -> str | None:
         """Record that the run touches these nodes and return None, or return why it must not.
 
-        `has_acted`: on its target's node, which then is not new.
+        `has_acted`: it acted before on its target's node, which is then not new.
         """
         if not nodes:
             return None

@@ -21,10 +21,10 @@ SETTLES_AFTER = timedelta(seconds=10)  # Time until the topology shows what a me
 
 class Capacity(Struct, frozen=True):
     pool: int  # number of nodes
-    allowed: int  # of them unavailable
-    out: Mapping[str, str]  # why each unavailable node is so
+    allowed: int  # how many of them may be unavailable
+    out: Mapping[str, str]  # unavailable nodes, with the reason
     others: frozenset[str] = frozenset()
-    """Nodes of other runs. A member there would wait for its lock and grow stale."""
+    """Nodes at work for other runs. A member there would wait for its lock and grow stale."""
 
     def __str__(self) -> str:
         return f"{len(self.out)} of {self.pool} nodes are unavailable, at most {self.allowed} may be"
@@ -56,7 +56,7 @@ def of(
 ) -> Capacity | str | None:
     """Return the capacity, or why it is not known; None without ``max_unavailable``.
 
-    `own` and `of_all` are nodes at work for its members and for all runs.
+    Nodes at work: `own` for its members, `of_all` for all runs.
     """
     if rules.max_unavailable is None:
         return None

@@ -327,9 +327,12 @@ class Driver:
                 continue
             if granted.done():
                 return None
-            # Stale means older than the maximum age, hence the millisecond.
-            newest = plan.newest_beginning(self.run, self._outside, self._context)
-            await self._wait_for_change(newest + self._context.max_age + timedelta(milliseconds=1), granted)
+            until = None  # a run that has begun waits at any age
+            if not plan.has_begun(self.run):
+                # Stale means older than the maximum age, hence the millisecond.
+                newest = plan.newest_beginning(self.run, self._outside, self._context)
+                until = newest + self._context.max_age + timedelta(milliseconds=1)
+            await self._wait_for_change(until, granted)
 
     async def _update_targets(self) -> bool:
         """Refresh the run's further targets, or close it. Return whether to lock again."""

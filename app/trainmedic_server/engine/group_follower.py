@@ -47,7 +47,8 @@ class GroupFollower:
 
     def allow_next_start(self) -> None:
         if self.progress is not None:
-            self.progress.held = ""  # the reason why members could not start
+            # The reason why members could not start, and the time that belongs to it.
+            self.progress.held, self.progress.tries_again = "", None
 
     async def start(
         self, order: StartMembers, parent: Run, playbook: CompiledPlaybook, outside: OutsideState

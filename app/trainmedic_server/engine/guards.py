@@ -41,7 +41,7 @@ def decide(
 ) -> GuardDecision:
     """Return whether a run may start, apart from the breaker's count (`why_breaker_opens`).
 
-    `pause` would hold the run. The age of an alert from before the open window counts from its opening.
+    `pause` would hold the run. An alert from before the open window ages from the window's opening.
     """
     if pause is not None:
         return GuardDecision(Decision.PAUSED, pause.why(now))

@@ -29,8 +29,8 @@ END_RULES = frozenset({"launcher-table", "rank-failed"})  # Rules for lines that
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")  # the kernel's line, with the PID
 _LONGEST_LINE = 500  # characters
 _LONGEST_SETTLING = timedelta(minutes=2)  # of a hang, however slow the steps are
-_PRESENCE_LAGS = timedelta(seconds=15)  # Presences are written and read every 5 s
-_SHORTEST_WATCH = timedelta(seconds=22)  # presences lag, are read each 5 s, and are compared each 2 s
+_PRESENCE_LAGS = timedelta(seconds=15)  # Presences are written every 5 s, cached for up to 4.5 s, and read every 5 s
+_SHORTEST_WATCH = timedelta(seconds=22)  # `_PRESENCE_LAGS`, the next reading after 5 s, and the next look after 2 s
 
 
 def concerns(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:

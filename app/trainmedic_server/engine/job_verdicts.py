@@ -13,7 +13,7 @@ _Newest = Mapping[str, tuple[datetime, JobVerdict]]  # by job, with `KnownVerdic
 
 
 class JobVerdicts:
-    """One thread writes; any may read, because values are replaced and never changed."""
+    """One thread writes; any may read, because values are replaced, never changed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -21,7 +21,7 @@ class JobVerdicts:
         self._slownesses: _Newest = {}
 
     def take(self, job: str, began_at: datetime, verdict: JobVerdict, *, is_slow: bool = False) -> None:
-        """`is_slow`: the job continues."""
+        """`is_slow`: of a slow job."""
         known = self._slownesses if is_slow else self._failures
         newest = known.get(job)
         if newest is not None and newest[0] > began_at:

@@ -30,7 +30,10 @@ _ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
 def obstacle(
     tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: datetime, *, is_same_act: bool = False
 ) -> str | None:
-    """Return why a lost effect must not be reapplied, or None. `fires`: an alert fires, None if unknown."""
+    """Return why a lost effect must not be reapplied, or None.
+
+    `fires`: an alert fires, None if unknown. `is_same_act`: reapplying has begun before.
+    """
     controls = tx.controls()
     orders = tx.orders_of([run.id]).get(run.id, ())
     order = next((order for order in orders if order.kind in _ENDED_BY_PERSON), None)

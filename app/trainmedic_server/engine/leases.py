@@ -1,8 +1,8 @@
 """Renewal of leased effects, such as power caps, which end unless renewed.
 
-An effect is renewed in each third of its lease, from the end of its attempt until its undo begins, a later
-step may have reverted it, or without an undo on resolve its run and alert have ended. A hold, such as a
-job's pause, is renewed only while a later question of its run is open.
+Each third of its lease, an effect is renewed: from the end of its attempt until its undo begins or a later step may
+have reverted it. Without an undo on resolve, renewal also ends with its run and alert. A hold, such as a job's pause,
+is renewed only while a later question of its run is open.
 
 Pauses and the breaker do not stop renewals: otherwise a pause would restore a hot GPU's full power.
 """

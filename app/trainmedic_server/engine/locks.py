@@ -11,7 +11,7 @@ a time.
 
 Drivers of open runs take the locks again after a restart.
 
-A GPU's UUID excludes indexes of its node, except those that agents report for other UUIDs.
+A claim by a GPU's UUID excludes claims by indexes of its node, except those that agents report for other UUIDs.
 """
 
 from __future__ import annotations

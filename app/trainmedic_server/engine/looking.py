@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-_LATE = timedelta(minutes=2)  # A look later than this after its `every` interrupts ``for``
+_LATE = timedelta(minutes=2)  # A gap between looks that is longer than `every` plus this interrupts ``for``
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # begin of the grid of looks
 
 

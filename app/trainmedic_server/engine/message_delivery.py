@@ -77,6 +77,8 @@ class MessageDelivery:
         # Channels that may have waiting messages; the store is not queried for others.
         self._may_have_waiting = set(self._channels)
         self._last_sent: dict[tuple[str, str, str], datetime] = {}  # by channel, kind and topic
+        # The next try of those that failed, likewise: a message that is refused must not delay others.
+        self._retries: dict[tuple[str, str, str], tuple[datetime, Backoff]] = {}
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -100,7 +102,7 @@ class MessageDelivery:
         await self._add(lambda tx: self._messages_on(tx, events))
 
     async def look_at_playbooks(self) -> None:
-        """Store a message if a playbook file has been invalid for `_BROKEN_FOR`; after a recovery, again."""
+        """Store a message if a playbook file has been invalid for `_BROKEN_FOR`. A recovery allows its repetition."""
         now = self._clock.now()
         problems = self._broken.to_report(now)
         if self._broken.take_recovery():
@@ -198,7 +200,7 @@ class MessageDelivery:
     # --- from messages to people ----------------------------------------------------------------
 
     async def send(self, channel: str) -> int:
-        """Send or drop due messages. Return their number. Raises TemporaryFailure and StoreUnavailable."""
+        """Send or drop due messages. Return their number. Raises StoreUnavailable."""
         if channel not in self._may_have_waiting:
             return 0
         now = self._clock.now()
@@ -206,19 +208,29 @@ class MessageDelivery:
         self._metrics.messages_waiting.labels(channel).set(len(waiting))
         if not waiting:
             self._may_have_waiting.discard(channel)
-        count, failure = 0, None
+        count = 0
+        too_old: list[Message] = []
         for due in self._due(channel, waiting, now):
             try:
                 count += await self._send_together(channel, due)
             except errors.TemporaryFailure as error:
-                failure = error  # possibly specific to this message
-                self._metrics.message_errors.labels(channel).inc()
-        if failure is not None:
-            await self._give_up([message for message in waiting if message.at < now - KEPT_WAITING], channel)
-            raise failure
+                self._note_failure(channel, due[0], error)
+                too_old += [message for message in due if message.at < now - KEPT_WAITING]
+        await self._give_up(too_old, channel)
         if count:
             await self._store.transact(lambda tx: tx.messages.forget_before(now - KEPT))
         return count
+
+    def _note_failure(self, channel: str, message: Message, error: errors.TemporaryFailure) -> None:
+        self._metrics.message_errors.labels(channel).inc()
+        key, now = (channel, message.kind, message.topic), self._clock.now()
+        is_first = key not in self._retries
+        backoff = Backoff(_FIRST_RETRY, _LONGEST_RETRY) if is_first else self._retries[key][1]
+        wait = backoff.next()
+        self._retries[key] = now + timedelta(seconds=wait), backoff
+        if is_first:  # as `loops.repeat` logs an outage
+            loop = f"messages to {channel}"
+            log.warning("background loop delayed; retrying", loop=loop, error=str(error), retry_in=wait)
 
     def _due(self, channel: str, waiting: Sequence[Message], now: datetime) -> list[list[Message]]:
         groups: dict[tuple[str, str], list[Message]] = defaultdict(list)
@@ -230,7 +242,9 @@ class MessageDelivery:
             ready = [message for message in messages if message.due_at <= now]
             # A later time stems from a wrong clock.
             is_recent = last is not None and last <= now < last + GROUP_EVERY
-            if ready and not is_recent:
+            retry_at = self._retries[channel, kind, topic][0] if (channel, kind, topic) in self._retries else now
+            is_early = now < retry_at <= now + timedelta(seconds=_LONGEST_RETRY)
+            if ready and not is_recent and not is_early:
                 # Messages that become due very soon are sent in the same text.
                 due.append([message for message in messages if message.due_at <= now + message_texts.SOON])
         return due
@@ -251,6 +265,8 @@ class MessageDelivery:
                 log.error("cannot send message", channel=channel, kind=kind, error=str(error))
         at = self._clock.now()
         self._last_sent[channel, kind, messages[0].topic] = at
+        if self._retries.pop((channel, kind, messages[0].topic), None) is not None:
+            log.info("background loop recovered", loop=f"messages to {channel}")
 
         def work(tx: Transaction) -> None:
             if over:
@@ -267,6 +283,8 @@ class MessageDelivery:
         if messages:
             ids = [message.id for message in messages]
             await self._store.transact(lambda tx: tx.messages.drop(ids))
+            for message in messages:
+                self._retries.pop((channel, message.kind, message.topic), None)
             self._count_given_up(channel, len(ids), _TOO_LATE)
 
     def _count_given_up(self, channel: str, count: int, why: str) -> None:

@@ -28,7 +28,7 @@ log = telemetry.logger(__name__)
 
 
 def attempts_of(state: StepState, act: PerformAttempt) -> tuple[Attempt, ...]:
-    """The last attempt is to be made."""
+    """The last is the one to make."""
     return state.undo_attempts if act.undo else state.attempts
 
 

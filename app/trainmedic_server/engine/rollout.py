@@ -57,7 +57,8 @@ class GroupProgress:
             self.note(member)
 
     def note(self, member: Member) -> None:
-        """Record a member's state. Counts change by the difference, because thousands of members close one by one."""
+        """Record a member's state."""
+        # Change counts by the difference, because thousands of members close one by one.
         before = self._begun.get(member.target)
         if before is not None:
             self._count(before, -1)

@@ -27,7 +27,11 @@ class LongestRun(Struct, frozen=True):
         """Return None if there is no limit, or the end of the alert that it waits for is unknown."""
         if not self.is_limited or (self.after_end and alert_end is None):
             return None
-        return (max(start, alert_end) if self.after_end and alert_end else start) + self.span
+        begin = max(start, alert_end) if self.after_end and alert_end else start
+        try:
+            return begin + self.span
+        except OverflowError:  # after the year 9999
+            return None
 
 
 def longest(playbook: CompiledPlaybook, mode: Mode, actions: Actions, before_first_act: timedelta) -> LongestRun:

@@ -101,7 +101,7 @@ def build(
         "job": of_job(run.target, first, verdicts),
         "vars": dict(playbook.definition.vars),
         "inputs": inputs.of_annotations(first.annotations) if playbook.definition.on.manual else {},
-        "ended_run": beginnings.ended_run_of(first.annotations),
+        "ended_run": beginnings.ended_run_of(first),
         "steps": steps,
         **({"runs": _of_memory(run.memory)} if run.memory is not None else {}),
         "run": {

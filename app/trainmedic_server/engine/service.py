@@ -165,14 +165,14 @@ class Engine:
         down_for = await self._store.transact(self._heartbeat.begin)
         await self._beat(recorded(ServerStarted(took_over_as or None), self._clock.now()))
         await self._workers.recover(down_for)
-        loops = (
+        works = (
             self._beat_for_ever(),
             self._silent_alerts.run(),
             self._leases.run(),
             self._schedules.run(),
             self._repeated_runs.run(),
         )
-        self._loops = [asyncio.create_task(loop) for loop in loops]
+        self._loops = [asyncio.create_task(work) for work in works]
 
     async def stop(self) -> None:
         await end_tasks(self._loops)

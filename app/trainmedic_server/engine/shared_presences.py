@@ -13,7 +13,7 @@ FRESH_FOR = 2.0  # Seconds. Presences are written every 5 s.
 _PAUSE_PER_READING = 10  # times the duration of the last reading
 _LONGEST_FRESH = 4.5  # Seconds; below the loops' 5 s, so that each check gets new data
 _LONG_PAUSE = 2.0  # Seconds; after a reading of 0.2 s, too long for people to wait
-_RECENT = 10.0  # Seconds between two readings of the slowest loop: then people get the loops' data
+_RECENT = 10.0  # Seconds. The slowest loop reads this often, so people get the loops' data
 
 
 class SharedReading:

@@ -8,6 +8,7 @@ reaches no playbook; NCCL timeouts support it.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
@@ -56,6 +57,7 @@ class SlowJobs:
         self._clock = clock
         self._metrics = metrics
         self._ids = ids
+        self._last_job = ""  # the last one looked at
 
     async def watch(self) -> None:
         await loops.repeat(self.look, _LOOK_EVERY, "slow jobs", self._metrics)
@@ -64,8 +66,10 @@ class SlowJobs:
         """Make the due verdicts. Raises TrainmedicError."""
         firing = await self._store.transact(lambda tx: tx.firing(_MOST_FIRING, SLOW_ALERTS))
         dropped = _named_by(firing, {THROUGHPUT_DROP})
-        for job in sorted(_named_by(firing, SLOW_ALERTS))[:_MOST_JOBS]:
-            now = self._clock.now()
+        jobs = sorted(_named_by(firing, SLOW_ALERTS))
+        begin = bisect(jobs, self._last_job)  # in turn, so that no job waits permanently
+        for job in [*jobs[begin:], *jobs[:begin]][:_MOST_JOBS]:
+            self._last_job, now = job, self._clock.now()
             if await self._is_due(job, now):
                 await self._update_verdict(job, now, has_dropped=job in dropped)
 

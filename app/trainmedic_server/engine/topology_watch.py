@@ -97,7 +97,7 @@ class TopologyWatch:
             raise
 
     async def renew(self) -> None:
-        """Read again because an alert names an unknown target, which may have just connected."""
+        """Read again for an alert's unknown target, which may have just connected."""
         now = self._clock.now()
         if self._as_of is None or (self._renew_from is not None and now < self._renew_from):
             return

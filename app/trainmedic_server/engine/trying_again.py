@@ -27,7 +27,7 @@ class RepeatedRuns:
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
         self._services = services
         self._on_admitted = on_admitted
-        self._next: datetime | None = None  # the next further run that was due later at the last look
+        self._next: datetime | None = None  # when the next further run is due that was not due yet at the last look
 
     async def run(self) -> None:
         clock = loops.sleeping_by(self._services.clock)

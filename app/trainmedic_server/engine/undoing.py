@@ -20,7 +20,7 @@ from trainmedic_server.ports.actions import Actions
 
 FIRST_RETRY = timedelta(seconds=2)  # Doubled with each attempt
 LONGEST_RETRY = timedelta(minutes=5)
-FREQUENT_ATTEMPTS = 300  # Attempts after which `LATER_RETRY` applies
+FREQUENT_ATTEMPTS = 300  # Attempts, in about a day, after which `LATER_RETRY` applies
 LATER_RETRY = timedelta(hours=1)
 KEPT_ATTEMPTS = 50  # The first attempt and the last ones are stored
 # States of undos that an operator can order or drop. An order for a running one repeats it at once.
@@ -123,7 +123,7 @@ def _close(draft: RunDraft, state: StepState, undo: Undo, order: OperatorOrder) 
 def _wait_after(number: int) -> timedelta:
     if number > FREQUENT_ATTEMPTS:
         return LATER_RETRY
-    # After 16 attempts the wait far exceeds the longest one.
+    # After 16 attempts the wait far exceeds the longest one, and after thousands it would overflow.
     doublings = min(number - 1, 16)
     return min(FIRST_RETRY * (1 << doublings), LONGEST_RETRY)
 

@@ -43,5 +43,6 @@ def verdict_of(alert: Alert) -> JobVerdict | None:
     # The reverse of `labels_of` and `annotations_of`. None for other alerts.
     if alert.name not in (ALERTNAME, OF_SLOW) or alert.labels.get(SOURCE) != DIAGNOSIS:
         return None
-    ranks = [rank for rank in alert.annotations.get("ranks", "").replace(" ", "").split(",") if rank.isdecimal()]
+    listed = alert.annotations.get("ranks", "").replace(" ", "").split(",")
+    ranks = [rank for rank in listed if rank.isdecimal() and len(rank) <= 7]  # others are no ranks
     return JobVerdict.of({**alert.annotations, **alert.labels, "node": alert.labels.get("node"), "ranks": ranks})

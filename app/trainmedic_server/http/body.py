@@ -33,7 +33,9 @@ class BodyReader:
 
 
 class _BodyInWork:
-    """Context of one body; no generator, because the event loop tracks each."""
+    """Context of one body."""
+
+    # No generator, because the event loop tracks each.
 
     def __init__(self, memory: BodyMemory, request: Request, seconds: float, largest: int) -> None:
         self._memory = memory

@@ -54,7 +54,7 @@ class BodyMemory:
         return True
 
     def arrived(self, arrival: BodyArrival) -> Turns:
-        """Return the turns to parse the body."""
+        """Protect the complete body from being dropped. Return the turns to parse it."""
         budget = self._budget(arrival.size)
         budget.arriving.pop(arrival, None)
         return budget.turns
@@ -68,7 +68,7 @@ class BodyMemory:
 
 
 class _Budget:
-    """Memory of bodies until their reply. Arriving ones are in the order in which they came into this budget."""
+    """Memory of bodies until their reply. Arriving ones are in order of entry."""
 
     def __init__(self, limit: int, turns: Turns) -> None:
         self.limit = limit

@@ -137,7 +137,7 @@ class ConnectionTable:
         self._unread.pop(connection, None)
 
     def _least_trusted(self) -> TableEntry | None:
-        """Return the connection to close for a new one. None if all wait for answers or, with token, send requests."""
+        """Return the connection to close for a new one. None if all await answers or, with a token, are in work."""
         for group in sorted(self._strangers.values(), key=_size_and_age, reverse=True):
             for entry in _awaiting_no_answer(group):
                 return entry

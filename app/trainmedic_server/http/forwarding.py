@@ -40,6 +40,10 @@ class ClientSilent(ConnectionError):
     """The client does not send the rest of its body."""
 
 
+class NoTurn(ConnectionError):
+    """Too many requests are being forwarded."""
+
+
 class Forwarder:
     """Forwards requests. `end` aborts all exchanges; the forwarder stays usable."""
 
@@ -51,11 +55,14 @@ class Forwarder:
     async def forward(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the request to the leader at `address` ("host:port"), and its answer to the client.
 
-        Raises OSError before anything was sent to the client, CutOff if the answer ends early, ClientLeft, or
-        ClientSilent.
+        Raises OSError before anything was sent to the client, CutOff if the answer ends early, ClientLeft, ClientSilent
+        or NoTurn.
         """
-        async with asyncio.timeout(_TURN_SECONDS):
-            await self._turns.acquire()
+        try:
+            async with asyncio.timeout(_TURN_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise NoTurn(f"{_MOST_AT_ONCE} other requests are being forwarded") from None
         try:
             connection = await self._connection(address)
             self._in_use.add(connection)

@@ -248,7 +248,7 @@ class _Flow(FlowControl):
 
 
 class _Refusal(Exception):
-    """A client exceeded a limit. Raised in parser callbacks; the parser chains it."""
+    """A client exceeded a limit, or sent no HTTP. The parser chains it if its callbacks raise it."""
 
     def __init__(self, status: HTTPStatus, detail: str) -> None:
         super().__init__(detail)

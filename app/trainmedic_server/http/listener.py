@@ -104,6 +104,8 @@ def _bound(host: str, port: int, limits: ConnectionLimits) -> socket.socket:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listening = socket.create_server(address[:2], family=family, backlog=2048)
+    except UnicodeError as error:  # an empty part, or one of more than 63 characters
+        raise ConfigurationError(f"cannot listen on {host}:{port}: the host is no name or address") from error
     except OSError as error:
         # Python appends the address to the text of the error number.
         reason = os.strerror(error.errno) if error.errno and not isinstance(error, socket.gaierror) else error.strerror

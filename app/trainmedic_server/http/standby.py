@@ -143,7 +143,7 @@ class Standby:
             await self._forwarder.forward(leader_address, scope, receive, send)
         except forwarding.ClientLeft:
             return
-        except forwarding.ClientSilent as error:
+        except (forwarding.ClientSilent, forwarding.NoTurn) as error:
             # As 503, not 408: Alertmanager repeats a delivery only after a 5xx.
             await self._refuse(f"This server is on standby, and {error}.", scope, receive, send)
         except forwarding.CutOff as error:

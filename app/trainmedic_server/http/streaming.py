@@ -38,13 +38,16 @@ class StreamedResponse(Response):
         try:
             await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            watcher.cancel()
-            if not writer.done():
-                writer.cancel()
-            await asyncio.wait({writer, watcher})
-            await self._on_close()
+            # Shielded: a second cancellation, while the writer ends, must not prevent `on_close`.
+            await asyncio.shield(self._end(writer, watcher))
         if not writer.cancelled():
             await writer  # raises the writer's error, if any
+
+    async def _end(self, *tasks: asyncio.Task[None]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await self._on_close()
 
     async def _write(self, send: Send) -> None:
         try:

@@ -22,7 +22,7 @@ class EngineLimits(Struct, frozen=True):
     breaker_window: timedelta = timedelta(minutes=10)
     breaker_share: float = 0.5
     """Share of known nodes, 0 to 1, that runs may act on within the window."""
-    breaker_min_nodes: int = 10  # Acting on so many nodes never opens the breaker.
+    breaker_min_nodes: int = 10  # Acting on up to this many nodes never opens the breaker.
     queue: int = 1000  # Most deliveries that wait for admission.
     external_url: str = ""  # Without a trailing slash; empty for none.
 

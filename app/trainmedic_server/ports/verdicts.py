@@ -45,7 +45,7 @@ class StoredVerdicts(Protocol):
         ...
 
     def on_node(self, node: str, since: datetime) -> list[KnownVerdict]:
-        """Return at most 100 verdicts that name the node and began at `since` or later, newest first."""
+        """Return each job's newest verdict that names the node and began at `since` or later, newest first."""
         ...
 
     def to_tell(self, moment: datetime, limit: int) -> list[KnownVerdict]:
@@ -56,6 +56,6 @@ class StoredVerdicts(Protocol):
 
 
 class VerdictHistory(VerdictSource, Protocol):
-    async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]: ...
+    async def verdicts_of(self, job: str, limit: int, attempt: int | None = None) -> list[KnownVerdict]: ...
 
     async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]: ...

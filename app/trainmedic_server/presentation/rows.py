@@ -51,7 +51,7 @@ def folded(items: Iterable[Item], key_of: KeyOf | None, at: str) -> list[Row]:
 
 
 def refusal_key(item: Item) -> tuple[str, ...] | None:
-    """Return None for a run."""
+    """Return the key of a refusal, else None."""
     return (item["playbook"], item["alert_name"], item["decision"]) if item["status"] == Status.NOT_STARTED else None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from trainmedic_core.words import few, words
+from trainmedic_core.words import plain, words
 from trainmedic_server.domain import beginnings
 from trainmedic_server.domain.alert import STAND_INS
 from trainmedic_server.domain.run import OPEN, Status
@@ -101,13 +101,12 @@ def _outcome(run: Document, status: str, message: str) -> str:
 
 
 def _alert_state(run: Document) -> str:
-    firing = sorted({str(run.get("alert_name")) for alert in run.get("alerts", ()) if _fires(alert)})
     if not run.get("alerts"):
         return "no alert is tied to it"
     if _has_no_alert(run):
         return "no alert began it"
-    if firing:
-        return "the alert still fires" if len(run["alerts"]) == 1 else f"{few(firing)} still fires"
+    if any(map(_fires, run["alerts"])):
+        return "the alert still fires" if len(run["alerts"]) == 1 else f"{plain(run.get('alert_name'))} still fires"
     return "the alert has resolved" if len(run["alerts"]) == 1 else "its alerts have resolved"
 
 

@@ -113,12 +113,11 @@ _POWER: Mapping[str, str] = {"power_cycle": "off and on again", "on": "on", "off
 
 _PAST: Mapping[str, str] = {
     "cancel": "cancelled",
-    "drain": "drained",
     "send": "sent",
     "stop": "stopped",
     "take": "took",
     "write": "wrote",
-    **{word: word for word in ("let", "put", "read", "reset", "set")},
+    **{word: word for word in ("let", "read", "reset")},
 }
 """By the first word, where it is not formed with -d or -ed."""
 

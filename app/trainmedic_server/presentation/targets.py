@@ -35,7 +35,7 @@ def unknown(_: str) -> int | None:
 
 
 def index_in(labels: Mapping[str, str]) -> IndexOf:
-    """Return a lookup in labels that have a UUID and its index ``gpu``."""
+    """Return a lookup by labels that hold a UUID and, as ``gpu``, its index."""
     number = labels.get("gpu", "")
     named = {gpu_names.uuid_key(value) for value in labels.values()} if gpu_names.is_index(number) else set()
     return lambda uuid: int(number) if gpu_names.uuid_key(uuid) in named else None

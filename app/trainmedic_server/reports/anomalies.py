@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from trainmedic_server.ports.metric_history import Points
 from trainmedic_server.reports import points as figures
 
-MOST = 100
+MOST = 100  # Newest anomalies in a report. All are counted.
 _FEWEST_POINTS = 10  # For a relative limit.
 _LEAST_RELATIVE_LIMIT = 0.01  # As in the rule TrainingLossUnstable: near 0, any change is a large multiple.
 
@@ -27,7 +27,7 @@ class Bound:
     is_over: bool = True  # False if values under the limit are out of bounds.
     at_least: int = 1  # Consecutive points.
     relative: bool = False
-    """The limit is a factor: below 1 of the series' mean, otherwise of its median."""
+    """The limit is a factor of the series' mean if below 1, otherwise of its median."""
 
 
 @dataclass(frozen=True, slots=True)

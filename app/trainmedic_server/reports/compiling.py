@@ -40,7 +40,7 @@ MOST_FINDINGS = 2000
 MOST_EVALUATIONS = 5000
 LONGEST_PERIOD = timedelta(days=366)
 COUNTED_PERIOD = timedelta(days=30)
-_PROMETHEUS_TIMEOUT = timedelta(seconds=25)
+_PROMETHEUS_TIMEOUT = timedelta(seconds=25)  # Less than the 30 s for which the command line waits.
 log = telemetry.logger(__name__)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -148,7 +149,8 @@ async def of_job(metrics: MetricHistory | None, job: str, begin: datetime, end: 
     slowest = sorted(timed, key=lambda each: -each.seconds)[:_MOST_RANKS]
     checkpoint = None
     if saved_at is not None:
-        checkpoint = NewestCheckpoint.of(step, saved, datetime.fromtimestamp(saved_at, UTC))
+        with contextlib.suppress(ValueError, OverflowError, OSError):  # no time
+            checkpoint = NewestCheckpoint.of(step, saved, datetime.fromtimestamp(saved_at, UTC))
     source = Source.PROMETHEUS if curves or checkpoint is not None or slowest else None
     unknown = None if curves else "Prometheus has no loss, throughput or learning rate of this job in that time"
     return JobCurves(job, begin, end, curves, tuple(slowest), usual, checkpoint, unknown, source, None, unknown)

@@ -10,6 +10,7 @@ A GPU that waits in a collective is busy too, so the rating is never better than
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from dataclasses import dataclass
 from trainmedic_server.ports.metric_history import Points
 
 STABLE_SECONDS = 3600.0  # Stable throughput for this time is the baseline.
-FIRST_POINTS = 50  # Most points of a baseline from the beginning, and fewest of a stable hour.
-FEWEST_POINTS = 10  # Of a baseline from the beginning.
+_STABLE_PRESENCE = 5 / 6  # Least share of that time with points.
+FIRST_POINTS = 50  # Most points of a baseline from the beginning.
+FEWEST_POINTS = 10  # Of a baseline.
 _STABLE_SPREAD = 0.2  # Maximum spread of the middle 80 % of the points, as a share of their median.
 
 _UTILISATION_WEIGHT = 0.6
@@ -53,20 +55,21 @@ class Efficiency:
 def baseline(points: Points) -> Baseline | None:
     """Return None for fewer than `FEWEST_POINTS` usable points."""
     usable = [(at, value) for at, value in points if math.isfinite(value) and value > 0]
+    every = min((after - before for (before, _), (after, _) in itertools.pairwise(usable)), default=0.0)
+    fewest = max(FEWEST_POINTS, _STABLE_PRESENCE * STABLE_SECONDS / every) if every > 0 else math.inf
     first = 0
     for last, (at, _) in enumerate(usable):
         while at - usable[first][0] > STABLE_SECONDS:
             first += 1
         window = usable[first : last + 1]
-        if at - window[0][0] >= 0.95 * STABLE_SECONDS and _is_stable([value for _, value in window]):
+        is_whole = at - window[0][0] >= 0.95 * STABLE_SECONDS and len(window) >= fewest
+        if is_whole and _is_stable([value for _, value in window]):
             return _median_of(window, "first_stable_hour")
     beginning = usable[:FIRST_POINTS]
     return _median_of(beginning, "first_points") if len(beginning) >= FEWEST_POINTS else None
 
 
 def _is_stable(values: list[float]) -> bool:
-    if len(values) < FIRST_POINTS:
-        return False
     tenths = statistics.quantiles(values, n=10)
     return tenths[-1] - tenths[0] <= _STABLE_SPREAD * statistics.median(values)
 

@@ -63,21 +63,17 @@ def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> l
 def _failures(events: Sequence[Event]) -> list[FailureRecord]:
     """Return failures without verdicts. A job that fails and then disappears is one."""
     failures: list[FailureRecord] = []
-    for index, event in enumerate(events):
+    next_life: Event | None = None  # next event that is no failure
+    for before, event in reversed(list(zip((None, *events), events, strict=False))):
         if event.kind not in (FAILED, GONE):
-            continue
-        if event.kind == GONE and failures and _is_down_since(failures[-1], events[:index]):
-            continue
-        next_life = next((later for later in events[index + 1 :] if later.kind not in (FAILED, GONE)), None)
-        down = (next_life.at - event.at).total_seconds() if next_life is not None and next_life.kind != ENDED else None
-        content = content_of(event)
-        reason = content.reason if isinstance(content, kinds.LifeEvent) else ""
-        failures.append(FailureRecord(event.at, event.kind, reason, down, None))
-    return failures
-
-
-def _is_down_since(failure: FailureRecord, events: Sequence[Event]) -> bool:
-    return not any(event.at > failure.at and event.kind not in (FAILED, GONE) for event in events)
+            next_life = event
+        elif event.kind == FAILED or before is None or before.kind not in (FAILED, GONE):
+            is_back = next_life is not None and next_life.kind != ENDED
+            down = (next_life.at - event.at).total_seconds() if next_life and is_back else None
+            content = content_of(event)
+            reason = content.reason if isinstance(content, kinds.LifeEvent) else ""
+            failures.append(FailureRecord(event.at, event.kind, reason, down, None))
+    return failures[::-1]
 
 
 def _may_belong_to(verdict: VerdictRecord, failure: FailureRecord) -> bool:

@@ -120,7 +120,8 @@ class RunTally:
         for name in names:
             of_node = self._nodes[name]
             if repaired_at is not None and of_node.next_run_at is not None:
-                of_node.came_back += of_node.next_run_at - repaired_at < CAME_BACK_WITHIN
+                # A run that began before this one's end, as on another GPU of the node, followed nothing.
+                of_node.came_back += timedelta(0) <= of_node.next_run_at - repaired_at < CAME_BACK_WITHIN
             of_node.next_run_at = run.created_at
 
     def nodes(self, verdicts: Sequence[VerdictRecord], time: timedelta) -> list[NodeTotal]:

@@ -18,7 +18,7 @@ _FAILS_BEFORE_GAP = 120.0  # Seconds, at most, from a failure to the gap that it
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Seconds that went into no training step that still counts."""
+    """Seconds without a training step that still counts."""
 
     failures: float = 0.0
     restarts: float = 0.0

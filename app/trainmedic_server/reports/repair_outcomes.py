@@ -22,7 +22,7 @@ _MEASURED = (EffectVerdict.HELPED, EffectVerdict.NO_CHANGE, EffectVerdict.WORSE)
 class RepairTotal:
     playbook: str
     runs: int  # Without decisions not to start.
-    started: int  # Also without observed ones.
+    started: int  # Those of `runs` that were not only observed.
     succeeded: int
     failed: int  # Also cancelled or rejected.
     observed: int

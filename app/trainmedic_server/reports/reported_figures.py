@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import statistics
 from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,9 +61,10 @@ class FigureSeries:
             return
         for figure, value in enumerate(values):
             if value is not None:
-                means, count = self._means[figure], self._counts[figure]
-                means[-1] = value if math.isnan(means[-1]) else means[-1] + (value - means[-1]) / (count + 1)
-                self._counts[figure] = count + 1
+                means, count = self._means[figure], self._counts[figure] + 1
+                # Divided first, because the difference of huge numbers is infinite.
+                means[-1] = value if math.isnan(means[-1]) else means[-1] + (value / count - means[-1] / count)
+                self._counts[figure] = count
 
     def points(self, figure: int, begin: float, end: float) -> tuple[tuple[float, float | None], ...]:
         """Return a figure's points, with one of value None in each gap; empty without any value."""
@@ -237,4 +237,5 @@ def _number(value: Any) -> float | None:
 
 def _mean(values: Iterable[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
-    return statistics.fmean(known) if known else math.nan
+    # Not by `fmean`, which raises for a huge sum.
+    return sum(value / len(known) for value in known) if known else math.nan

@@ -16,11 +16,12 @@ from trainmedic_server.domain.run import Status
 from trainmedic_server.errors import ConfigurationError
 
 LONGEST_LINE = 16 << 20  # bytes
-_ROUNDED = timedelta(milliseconds=1)  # error of duration_ms
+_ROUNDED = timedelta(milliseconds=1)  # largest rounding error of duration_ms
 _PAGE_BEGINNING = b'{"items":'
 
 _Time = Annotated[datetime, Meta(tz=True)]
 _Name = Annotated[str, Meta(min_length=1)]
+_Count = Annotated[int, Meta(ge=0, le=10**13)]  # also milliseconds, which stay within `datetime`'s years
 
 
 class RecordedReaction(Struct, frozen=True):
@@ -37,7 +38,7 @@ class RecordedAlert(Struct, frozen=True):
     first_heard: _Time
     last_heard: _Time
     labels: dict[str, str]
-    count: Annotated[int, Meta(ge=0)]
+    count: _Count
     annotations: dict[str, str] = {}
     resolved_at: _Time | None = None
     original_labels: dict[str, str] | None = None
@@ -59,7 +60,7 @@ class RecordedRun(Struct, frozen=True):
     status: str
     decision: str
     target: str | None = None
-    duration_ms: Annotated[int, Meta(ge=0)] | None = None
+    duration_ms: _Count | None = None
     touched: tuple[str, ...] = ()
     started_by: str | None = None
     version: str = ""

@@ -417,8 +417,9 @@ class Replay:
             return known
         if target.kind is TargetKind.NODE:
             return per_node
-        is_job = target.kind is TargetKind.JOB and run is not None and run.touched
-        return per_node * len(run.touched) if is_job and run is not None else None
+        if target.kind is TargetKind.JOB and run is not None and run.touched:
+            return per_node * len(run.touched)
+        return None
 
 
 def _replayed_by_name(

@@ -41,7 +41,7 @@ class Unknown(StrEnum):
 
 class ReplayOutcome(Struct, frozen=True):
     decisions: frozenset[str]
-    """One if known, otherwise the possible ones; empty if any is."""
+    """One if known, otherwise the possible ones; empty if nothing is known."""
     why: str = ""
     unknown: Unknown | None = None
 
@@ -145,7 +145,7 @@ class ReplayResult(Struct):
     given_runs: int = 0  # taken as they were: manual runs, and those before the first alert
     playbooks: dict[str, PlaybookComparison] = field(default_factory=dict)
     breaker_opened: list[tuple[datetime, str]] = field(default_factory=list)  # possible openings, and why
-    uncounted_differences: int = 0  # alerts with a difference beyond `_MOST_DIFFERENCES`
+    uncounted_differences: int = 0  # alerts whose kind of difference is beyond `_MOST_DIFFERENCES`
     _differences: dict[tuple[str, ...], ReplayDifference] = field(default_factory=dict)
 
     def take_alert(self, item: RecordedAlert) -> None:

@@ -46,7 +46,7 @@ class SpooledAlert(Struct, frozen=True, array_like=True):
 
 
 class ReplaySpool:
-    """Use as a context manager; the file goes with it."""
+    """Use as a context manager, which deletes the file."""
 
     def __enter__(self) -> ReplaySpool:
         self._folder = tempfile.TemporaryDirectory(prefix="trainmedic-replay-")

@@ -142,7 +142,7 @@ def _step_of(run: Run | None, command_id: str, target: Target) -> _CallingStep:
 
 
 def _query_output(output: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Complete an output that has only `value`, to which the query's comparison applies."""
+    """Complete a reply's output: apply the query's comparison to its `value`."""
     value = output.get("value", output.get("compared"))
     comparisons = promql.comparisons(params["query"])
     if len(comparisons) == 1 and isinstance(value, (int, float)):

@@ -28,7 +28,7 @@ def _read_offset(value: Any) -> Any:
     if isinstance(value, timedelta):
         return value
     if isinstance(value, str) and value.startswith("-"):
-        return -duration.parse(value[1:])
+        return -duration.check_back(duration.parse(value[1:]))
     if isinstance(value, str):
         return duration.parse(value)
     raise ValueError(f"{value!r} is not a time; write it with its unit, as 90s or -20m")
@@ -78,9 +78,9 @@ class SimulatedOperation(StrEnum):
 class OrderEntry(_Model):
     """Operator command for the newest run (of `playbook` and `target`, if set).
 
-    ``start`` starts `playbook` with `inputs`, on `target` unless the playbook derives it. ``schedule`` lets a time of
-    its schedule come, ``event`` sends `event` with `labels`. ``restart`` kills the server
-    and starts a new one `down` later.
+    ``start`` starts `playbook` with `inputs`, on `target` unless the playbook derives it. ``schedule`` starts it as at
+    a scheduled time, ``event`` sends `event` with `labels`. ``restart`` kills the server and starts a new one `down`
+    later.
     """
 
     at: Duration = timedelta(0)
@@ -106,6 +106,8 @@ class OrderEntry(_Model):
             raise ValueError("only event takes 'labels'")
         if self.do is not SimulatedOperation.START and self.inputs:
             raise ValueError("only start takes 'inputs'")
+        if self.down > log_test_format.LONGEST:
+            raise ValueError(f"'down' is at most {duration.write(log_test_format.LONGEST)}")
         return self
 
 

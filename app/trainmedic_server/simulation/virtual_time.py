@@ -22,7 +22,7 @@ class Stalled(RuntimeError):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Selector that advances the clock instead of waiting, except for running ``threads``."""
+    """Selector that advances the clock instead of waiting, unless ``threads`` run."""
 
     def __init__(self) -> None:
         super().__init__()

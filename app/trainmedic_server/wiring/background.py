@@ -20,11 +20,9 @@ from trainmedic_server.ports.store import RunStore
 
 PRUNE_EVERY = timedelta(hours=1)
 _PRUNE_FIRST_AFTER = timedelta(minutes=1)  # the start is busy
+_ANSWERS_WITHIN = 10.0  # Seconds to wait at the start. A network file system may hang while its server is down.
 
 log = telemetry.logger(__name__)
-
-
-_ANSWERS_WITHIN = 10.0  # Seconds to wait at the start. A network file system may hang while its server is down.
 
 
 async def opened_archive(directory: Path | None) -> GzipArchive | None:
@@ -45,7 +43,7 @@ async def prune_for_ever(
     store: RunStore,
     clock: Clock,
     metrics: telemetry.Metrics,
-    older_than: Callable[[], datetime],  # the begin of the retention
+    older_than: Callable[[], datetime],  # start of the period that is retained
     archive: RunArchive | None = None,
 ) -> None:
     """Archive and delete expired data every hour.

@@ -166,7 +166,7 @@ class TrainmedicServer:
 
     async def _run_elected(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None) -> None:
         settings = self._settings
-        self._authenticator()  # built for its checks alone: wrong tokens end the process before anybody is answered
+        self._authenticator()  # built only for its checks: invalid tokens end the process before a request is answered
         if settings.redis is None and settings.advertise is not None:
             log.warning("embedded Redis is not shared: after a takeover, agents and jobs are lost; set --redis")
         election = Election(settings.database_url, settings.takeover, settings.advertise or "")
@@ -196,12 +196,12 @@ class TrainmedicServer:
                 task.result()
 
     async def _work_once_elected(self, election: Election, app: SwitchableApp, is_over: asyncio.Event) -> None:
-        # A cancellation alone may be lost while everything starts.
         session = await election.win()
         began = asyncio.get_running_loop().time()
         async with self._started(session) as api:
             app.switch_to(api)
             self._log_ready(began)
+            # The server's cancellation alone does not suffice: it may be lost while everything starts.
             await is_over.wait()
 
     def _log_ready(self, began: float, **address: Any) -> None:

@@ -10,8 +10,8 @@ import click
 from trainmedic_core.words import cut, plain
 
 _GAP = 2
-_LEAST_WIDTH = 10  # to which other columns are cut for the last one
-_LEAST_WIDTH_OF_LAST = 24  # kept for the last one while others can be cut
+_LEAST_WIDTH = 10  # of each column but the last
+_LEAST_WIDTH_OF_LAST = 24  # while another column can be cut
 _LEAST_SHOWN_OF_LAST = 20  # even if the table becomes wider than the terminal
 
 

@@ -13,7 +13,7 @@ LARGEST_PROGRAM = 10_000
 """Instructions of a pattern: ``.{1000}`` has 9,000."""
 MOST_WORK = 50_000_000
 """Instructions times bytes of a match, about 50 ms."""
-_LONGEST_PATTERN = 1000
+_LONGEST_PATTERN = 1000  # characters
 LARGEST_SEARCH = 2_000
 """Instructions; about 20 ms for a hostile line of 8 KiB."""
 _MEMORY = 1 << 20  # bytes for one pattern's program and automaton

@@ -49,10 +49,10 @@ class WorkMeter:
         self.weigh_outside(value)
         if isinstance(value, _ATOMS):
             return
-        heap = [value]
-        while heap:
+        unread = [value]
+        while unread:
             steps = 0  # for the members of a container that is already counted
-            for member in _members(heap.pop()):
+            for member in _members(unread.pop()):
                 kind = type(member)
                 if kind is str:
                     steps += 1 + len(member) // _CHARACTERS_PER_STEP
@@ -61,7 +61,7 @@ class WorkMeter:
                 else:
                     self.weigh_outside(member)
                     if not isinstance(member, _ATOMS):
-                        heap.append(member)
+                        unread.append(member)
             self.spend(steps)
 
     def weigh_outside(self, value: Any) -> None:

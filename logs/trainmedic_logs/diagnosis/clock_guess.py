@@ -13,6 +13,8 @@ ERROR = 30.0
 """Assumed clock error of a line's time, in seconds."""
 UNKNOWN = 1e9
 """Clock error of an unknown time."""
+# Earlier times mean "none", such as Go's 0001-01-01, and later ones "never", such as 9999-12-31 as a licence's end.
+_FIRST, NEVER = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 _FULL = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _GLOG = re.compile(r"\b[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,6})")
@@ -33,9 +35,11 @@ def of_line(raw: bytes, written: datetime) -> datetime | None:
     head = raw[: _SEARCHED_CHARACTERS * 4].decode(errors="replace")[:_SEARCHED_CHARACTERS]
     for numbers in _possible_times(head, written):
         try:
-            return datetime(*numbers, tzinfo=UTC)
+            stated = datetime(*numbers, tzinfo=UTC)
         except ValueError:
             continue
+        if _FIRST <= stated < NEVER:
+            return stated
     return None
 
 

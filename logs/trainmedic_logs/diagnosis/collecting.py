@@ -18,7 +18,15 @@ from trainmedic_logs.diagnosis.own_times import OwnTimes
 from trainmedic_logs.diagnosis.rank_seen import RankSeen
 from trainmedic_logs.diagnosis.recovery_evidence import RecoveryEvidence
 from trainmedic_logs.diagnosis.slow import RankStep
-from trainmedic_logs.domain.finding import CauseClass, Finding, Origin, Role, TimeSource
+from trainmedic_logs.domain.finding import (
+    LARGEST_NUMBER,
+    RANK_LIMIT,
+    CauseClass,
+    Finding,
+    Origin,
+    Role,
+    TimeSource,
+)
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES, TEXT_SOURCES
 from trainmedic_logs.lines import raw_text
 from trainmedic_logs.lines.assembly import LineAssembler
@@ -241,7 +249,7 @@ class Collector:
         record = line.record or {}
         if record.get("event") == "step":
             self._own_times[line.origin.stream].step_record(record, line.text, has_words=line.has_words)
-        rank = line.origin.rank if line.origin.rank is not None else _natural_number(record.get("rank"))
+        rank = line.origin.rank if line.origin.rank is not None else _natural_number(record.get("rank"), RANK_LIMIT)
         seen = None
         if rank is None and line.origin.source != "launcher":
             self._streams_without_rank.add(line.origin.stream)
@@ -253,7 +261,7 @@ class Collector:
         if record.get("event") == "end" and not record.get("reason"):  # without a reason, it completed
             self._exits.append(Exit("training", code=0, rank=rank, node=line.origin.node))
             self._recovery.take_completion(line.origin.stream, rank)
-        step = _natural_number(record.get("step"))
+        step = _natural_number(record.get("step"), LARGEST_NUMBER)
         # A step in words counts only once its format has repeated.
         is_step_record = record.get("event") == "step" and step is not None and not line.has_words
         # Lines without a time have only their place, which `RecoveryEvidence` uses.
@@ -307,8 +315,8 @@ def _marked_rank(physical: bytes) -> int | None:
     return int(found[1]) if found else None
 
 
-def _natural_number(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**7 else None
+def _natural_number(value: Any, limit: int) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit else None
 
 
 def _exits_of_table(origin: Origin, lines: list[str]) -> list[Exit]:

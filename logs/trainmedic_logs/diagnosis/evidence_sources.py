@@ -306,7 +306,7 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     for (rank, _), ended in by_process.items():
         cause, why = exits.meaning(ended)
         if ended.signal is None and relevant.roots:
-            cause = CauseClass.UNKNOWN  # the exception is that of a line, no second witness
+            cause = CauseClass.UNKNOWN  # a line states the same exception: no second source
         if ended.signal is None and not ended.said and rank in printed:
             why = "after it printed an error"
         confirming = _memory_evidence(ended, facts, relevant) if ended.signal == signal.SIGKILL else []

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainmedic_logs.diagnosis import clock_guess
 from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_logs.lines import exception_causes
 
@@ -298,6 +299,8 @@ def error_file(raw: bytes, **known: Any) -> Exit | None:
         more = message.get("extraInfo") or {}
         said = str(message.get("message", ""))[:500]
         at = datetime.fromtimestamp(int(more["timestamp"]), UTC) if "timestamp" in more else None
+        if at is not None and at >= clock_guess.NEVER:
+            at = None
         return Exit("error file", code=1, said=said, line=said, at=at, **known)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError, RecursionError):
         return None

@@ -14,7 +14,7 @@ from trainmedic_logs.diagnosis.flight_recorder.missing_ranks import Reading
 from trainmedic_logs.diagnosis.own_times import LossRise
 from trainmedic_logs.diagnosis.slow import RankStep, ThroughputDrop
 from trainmedic_logs.diagnosis.verdict import Evidence
-from trainmedic_logs.domain.finding import Finding
+from trainmedic_logs.domain.finding import RANK_LIMIT, Finding
 from trainmedic_logs.domain.pod_fault import PodReading
 
 
@@ -65,7 +65,7 @@ class Facts(Struct, frozen=True):
     excused: frozenset[str] = frozenset()
     """IDs of faults that the program announced to skip."""
     knows_what_was_read: bool = True
-    """False if silent ranks may only have had no findings."""
+    """False if a rank without findings looks silent."""
     logs_without_rank: tuple[str, ...] = ()
     """Logs whose lines state no rank."""
     kernel_read: frozenset[str] | None = frozenset()
@@ -95,7 +95,7 @@ class Facts(Struct, frozen=True):
 
     @property
     def has_ended_well(self) -> bool:
-        """The launcher, or (without its report, or for a hang) every known rank, ended without failure."""
+        """The launcher reported no failure; without its report, or after a hang, every known rank exited with 0."""
         by_launcher = [each for each in self.exits if each.reporter == LAUNCHER]
         if by_launcher and not self.is_reported_hang:
             return not any(each.is_failure for each in by_launcher)
@@ -104,7 +104,7 @@ class Facts(Struct, frozen=True):
 
     @property
     def unread_ranks(self) -> tuple[int, ...]:
-        """Silent ranks; without torchrun's ended ones if it is unknown what was read."""
+        """Silent ranks. If unknown what was read, without those that torchrun saw end."""
         if self.knows_what_was_read:
             return self.silent_ranks
         ended = {each.rank for each in self.exits if each.reporter == "torchrun"}
@@ -114,7 +114,9 @@ class Facts(Struct, frozen=True):
     def silent_ranks(self) -> tuple[int, ...]:
         """Ranks without a read line, ascending."""
         known = self.recorder.silent if self.recorder else ()
-        count = max([self.world_size or 0, *(rank + 1 for rank in (*self.ranks, *known))], default=0)
+        # Jobs and dumps can state any number, and all ranks below it would count.
+        stated = (rank for rank in (*self.ranks, *known) if rank < RANK_LIMIT)
+        count = max([self.world_size or 0, *(rank + 1 for rank in stated)])
         lines = {rank for rank, state in self.ranks.items() if state.last_line_at is not None}
         return tuple(rank for rank in range(count) if rank not in lines)
 

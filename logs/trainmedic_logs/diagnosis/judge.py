@@ -97,7 +97,7 @@ def _attributions(facts: Facts, relevant: Relevant) -> Iterable[Attribution]:
     # After an OOM kill, a scheduler also ends the rest of the step, without a reason.
     has_reason = any(attribution.confidence is Confidence.HIGH for attribution in stopped)
     killed = [] if has_reason else list(stops.scheduler_kills(facts, relevant))
-    # Processes killed in a requested end were killed by it.
+    # A requested end explains the exits.
     yield from killed or stopped or evidence_sources.first_exits(facts, relevant)
     yield from stragglers.not_timed_out(facts, relevant)
     yield from stragglers.left_behind(facts, relevant)

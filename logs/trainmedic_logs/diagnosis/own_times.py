@@ -50,7 +50,11 @@ class OwnTimes(Struct):
             if form in self.rates or len(self.rates) < _MOST_FORMS:
                 self.rates.setdefault(form, deque(maxlen=_USUAL + _LAST_STEPS)).append(rate)
         if "loss_rise" in record:  # by `step_trends`; 0 without a rise
-            self.rise = LossRise(record["loss_before"], record["loss_now"], text[:500]) if record["loss_rise"] else None
+            self.rise = None
+            before, now = record.get("loss_before"), record.get("loss_now")
+            # A job may print a member of this name too, with anything.
+            if record["loss_rise"] and isinstance(before, float) and isinstance(now, float):
+                self.rise = LossRise(before, now, text[:500])
         elif isinstance(loss := record.get("loss"), float) and isfinite(loss) and not has_words:
             self._compare(loss, text)
 

@@ -108,7 +108,7 @@ def write_ranks(ranks: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def read_ranks(text: str) -> frozenset[int]:
+def read_ranks(text: str, most: int = MOST_RANKS) -> frozenset[int]:
     """Parse the output of `write_ranks`. Raises EnvelopeError."""
     if not _RANKS.match(text):
         raise EnvelopeError("finding: ranks are not ranks")
@@ -116,8 +116,8 @@ def read_ranks(text: str) -> frozenset[int]:
     for span in text.split(",") if text else ():
         first, _, last = span.partition("-")
         begin, end = int(first), int(last or first)
-        if not begin <= end < RANK_LIMIT or end - begin >= MOST_RANKS - len(ranks):
-            raise EnvelopeError(f"finding: ranks are not in order, or more than {MOST_RANKS}")
+        if not begin <= end < RANK_LIMIT or end - begin >= most - len(ranks):
+            raise EnvelopeError(f"finding: ranks are not in order, or more than {most}")
         ranks.update(range(begin, end + 1))
     return frozenset(ranks)
 

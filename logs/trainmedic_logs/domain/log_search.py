@@ -19,6 +19,7 @@ MOST_PODS = 1000
 TIME = "time"
 """Attribute in `left_out_notes`."""
 LONGEST_GREP = 1000
+_MOST_SECONDS = 1e15  # of an error; a number of hundreds of digits has no float
 
 
 class LogLevel(StrEnum):
@@ -253,7 +254,9 @@ def _known_by(members: Mapping[str, Any]) -> TimeKnownBy:
 
 
 def _seconds(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _MOST_SECONDS:
+        return None
+    return float(value)
 
 
 def _number(members: Mapping[str, Any], name: str) -> int | None:

@@ -22,7 +22,7 @@ from trainmedic_logs.files.reading_limits import ReadingLimits
 
 MOST_DUMPS = 4096
 """Per call."""
-# Share 1/64 of the memory: Python's values take up to ten times as much as the answer.
+# An answer takes at most 1/64 of the memory: the values that Python makes of it take up to ten times as much.
 _ANSWER_SHARE = 64
 _WALL_SECONDS = 60  # per dump
 _ENDED = "it takes more time or memory than a dump may"

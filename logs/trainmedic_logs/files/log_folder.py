@@ -34,6 +34,8 @@ MOST_BYTES = 64 * 1024 * 1024
 MOST_UNPACKED = 1024 * 1024 * 1024
 """Larger ones are skipped as possible bombs."""
 _GZIP = b"\x1f\x8b"
+# Truncated, damaged, or followed by other bytes.
+_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 # Highest compression ratio of Deflate.
 _LARGEST_RATIO = 1032
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -120,8 +122,8 @@ def lines_of(file: FolderFile, limits: ReadingLimits | None = None) -> Iterator[
                     limits.check()
                     left_at_check = left
                 yield line.rstrip(b"\n")
-        except (EOFError, zlib.error):
-            return  # truncated or damaged; the lines before count
+        except _DAMAGED:
+            return  # the lines before count
 
 
 def _skip(stream: IO[bytes] | gzip.GzipFile, size: int, limits: ReadingLimits) -> None:
@@ -152,7 +154,7 @@ def _unpacked_size(path: Path, limits: ReadingLimits) -> int:
                 limits.check()
                 if size > MOST_UNPACKED:
                     raise OSError(0, f"unpacked it has more than {MOST_UNPACKED:,} bytes")
-        except (EOFError, zlib.error):
+        except _DAMAGED:
             pass
     return size
 
@@ -162,10 +164,13 @@ def _head(stream: IO[bytes]) -> bytes:
     if head[:2] != _GZIP:
         return head
     stream.seek(0)
+    unpacked, head = gzip.GzipFile(fileobj=stream), b""
     try:
-        return gzip.GzipFile(fileobj=stream).read(_HEAD)
-    except (EOFError, zlib.error):
-        return b"\1"  # not text
+        while len(head) < _HEAD and (piece := unpacked.read1(_HEAD - len(head))):
+            head += piece
+    except _DAMAGED:
+        return head or b"\1"  # not text
+    return head
 
 
 def _opened(path: Path) -> IO[bytes]:

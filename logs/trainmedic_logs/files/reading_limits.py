@@ -11,7 +11,7 @@ from pathlib import Path
 DEFAULT_SECONDS = 600.0
 DEFAULT_MEMORY = 1024**3  # bytes
 LEAST_MEMORY = 192 * 1024**2
-"""Bytes; the program takes about half."""
+"""Bytes, at least; the program takes about half."""
 
 
 class LimitKind(StrEnum):

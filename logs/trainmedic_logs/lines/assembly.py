@@ -19,7 +19,7 @@ from trainmedic_logs.lines.step_trends import StepTrends
 PATIENCE = timedelta(seconds=5)
 """Time that a block waits for its next line."""
 _PATIENCE_AFTER_END = timedelta(milliseconds=300)  # after a traceback's exception
-# Held-back blocks of a stream; the oldest goes first.
+# Blocks held back for one stream; if there are more, the oldest is returned unfinished.
 _MOST_OPEN = 256
 _AHEAD = timedelta(minutes=1)  # a time stated further after the arrival is wrong
 

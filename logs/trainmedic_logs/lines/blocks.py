@@ -35,7 +35,7 @@ _ANNOUNCEMENTS = (
     "Error in atexit._run_exitfuncs:",
 )
 OF_RANK = re.compile(rf"({re.escape(TRACEBACK)}) \(RANK (\d{{1,6}})\)\s*$")
-"""End of the heading of another rank's traceback, as torch's distributed checkpoints quote it; of their group."""
+"""Heading of a traceback that torch's distributed checkpoints quote, with its rank in their group."""
 _GROUP = "Exception Group Traceback (most recent call last):"
 # Begins a block without heading: in cut or filtered logs, and on syntax errors.
 _FRAME = re.compile(r' {1,4}File "[^"]{1,400}", line \d{1,8}(?:, in \S.*)?$')

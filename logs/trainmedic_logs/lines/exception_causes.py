@@ -185,14 +185,14 @@ def read_in_thread(reading: ExceptionReading, traceback: str) -> ExceptionReadin
     if reading.cause is not CauseClass.CODE:
         return reading
     calls = _CALL.findall(traceback)
-    is_librarys = bool(calls) and bool(_LIBRARY_FILE.search(calls[-1]))
-    return ExceptionReading(CauseClass.UNKNOWN if is_librarys else CauseClass.CODE, is_guess=True)
+    is_in_library = bool(calls) and bool(_LIBRARY_FILE.search(calls[-1]))
+    return ExceptionReading(CauseClass.UNKNOWN if is_in_library else CauseClass.CODE, is_guess=True)
 
 
 def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
     last = name.rpartition(".")[2]
     if (caught := _CAUGHT_CLASS.search(message)) and (inner_name := caught[1] or caught[2]) != last:
-        return read(inner_name, "", traceback)
+        return _read_last(inner_name, "", traceback)  # `read` follows the chain, once
     calls = _CALL.findall(traceback)
     place = calls[-1] if calls else ""
     if _EXECUTED_TEXT.match(place):

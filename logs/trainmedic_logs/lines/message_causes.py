@@ -38,7 +38,7 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
     524: CauseClass.STORAGE,  # ENOTSUPP of NFS and Lustre
     **dict.fromkeys((-2, -3, -5), CauseClass.NETWORK),  # getaddrinfo
 }
-# By names, which sockets and devices report too.
+# Causes of errors that are given by name (``EBUSY``) without a path: sockets and devices report these too.
 _WITHOUT_FILE = {16: None, 107: CauseClass.NETWORK, 108: CauseClass.NETWORK}
 _QUOTES_A_PATH = re.compile(r"['\"]/")
 _NAMES_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")

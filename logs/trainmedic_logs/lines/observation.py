@@ -31,8 +31,8 @@ GROUP_RANK = "group_rank"
 """Field of a finding that quotes another rank, whose number in the job is unknown."""
 LONGEST_LINE = 500
 """Characters of a finding's line."""
-_SHOWN_BEFORE = 200
-_LONGEST_VALUE = 256
+_SHOWN_BEFORE = 200  # characters of a long line before the match
+_LONGEST_VALUE = 256  # characters of a field
 _MOST_FIELDS = 32
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _UUID = re.compile(r"(?i)(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
@@ -90,7 +90,7 @@ def finding_of(line: Line, match: LineMatch, identity: FindingIdentity) -> Findi
         last_at=line.at,
         line=masked(shown)[:LONGEST_LINE],
         labels=identity.labels,
-        fields=_fields(match.fields if line.group_rank is None else {**match.fields, GROUP_RANK: line.group_rank}),
+        fields=fields_of(match.fields if line.group_rank is None else {**match.fields, GROUP_RANK: line.group_rank}),
         ranks=ranks_of(line),
         time_source=line.time_source,
         shape=shape_hash(shown),
@@ -131,7 +131,9 @@ def _matched_part(text: str, start: int) -> str:
     at = start - begin
     if len(line) <= LONGEST_LINE or at < LONGEST_LINE // 2:
         return line.strip().removeprefix("| ")
-    return "…" + line[max(at - _SHOWN_BEFORE, 0) :].strip()
+    # Mask before cutting: a secret whose name is cut away would not be recognised.
+    at = len(masked(line[:at]))
+    return "…" + masked(line)[max(at - _SHOWN_BEFORE, 0) :].strip()
 
 
 def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: GpuLookup) -> Target:
@@ -152,7 +154,7 @@ def _gpu(rule: LogRule, fields: Mapping[str, Any], gpu_of: GpuLookup) -> str | N
     return (gpu_of(named) or address) if address else None
 
 
-def _fields(fields: Mapping[str, Any]) -> dict[str, str]:
+def fields_of(fields: Mapping[str, Any]) -> dict[str, str]:
     kept = ((name, value) for name, value in fields.items() if _FIELD_NAME.match(name) and value is not None)
     return {name: masked(_written(value))[:_LONGEST_VALUE] for name, value in list(kept)[:_MOST_FIELDS]}
 

@@ -15,7 +15,7 @@ from trainmedic_logs.lines.masks import MASK, masked
 from trainmedic_logs.lines.records import record_of
 
 _KEY_BEGINS, _KEY_ENDS = "-----BEGIN", "PRIVATE KEY-----"
-_MOST_KEY_LINES = 200  # without an end
+_MOST_KEY_LINES = 200  # masked lines of a private key without an end; RSA keys of 8192 bits have 100
 
 _GLOG = re.compile(r"\[?([EWFI])\d{4} \d\d:\d\d:\d\d\.\d")
 _LEVEL_WORD = re.compile(

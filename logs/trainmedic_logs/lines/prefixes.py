@@ -20,7 +20,7 @@ _RAY = re.compile(r"\([A-Za-z_][\w.<>:]{0,80} pid=\d{1,8}(?:, ip=[0-9a-fA-F.:]{3
 _MPIRUN = re.compile(r"\[\d{1,9},(\d{1,6})\]<std(?:out|err)>:")
 _KUBECTL = re.compile(r"\[pod/[a-z0-9.-]{1,253}/[a-z0-9.-]{1,63}\] ")
 _COMPOSE = re.compile(r"[A-Za-z0-9][\w.-]{0,127}[_-]\d{1,5} +\| ")
-_COMPOSE_WITHIN = 140
+_COMPOSE_WITHIN = 140  # characters: the longest name and number, and what separates them from the line
 _FIRST_CHARACTERS = frozenset("([{ 0123456789")
 _SRUN_CHARACTERS = frozenset(" 0123456789")
 
@@ -87,4 +87,5 @@ def _docker(text: str) -> Prefixed:
         return Prefixed(text)
     if not isinstance(inner, str):
         return Prefixed(text)
-    return Prefixed(inner.rstrip("\n"), at, not inner.endswith("\n"), key=stream)
+    whole = inner.encode("utf-8", "replace").decode()  # JSON can hold half a surrogate pair, which is not text
+    return Prefixed(whole.rstrip("\n"), at, not whole.endswith("\n"), key=stream)

@@ -9,9 +9,8 @@ import re
 
 from msgspec import Struct, field
 
-_LONGEST = 400
-# In characters; later metrics vary.
-_LONGEST_FORM = 96
+_LONGEST = 400  # characters of a line that are read
+_LONGEST_FORM = 96  # characters; further ones, such as other metrics, may differ between a form's lines
 _MOST_FORMS = 64
 _GROWTHS_TO_LEARN = 2  # consecutive
 # Words of lines that count something else, or appear during failures.

@@ -56,7 +56,7 @@ class _OpenFinding(Struct):
     reported_at: datetime | None = None
     refused: int = 0  # consecutive records that do not meet the condition
     number: int = 0  # key in the agent's state
-    user: int | None = None  # who owns the stream's file
+    user: int | None = None  # owner of the stream's file; None if unknown
 
     @property
     def state(self) -> _State:
@@ -195,8 +195,8 @@ class FindingTracker:
         else:
             entry.waiting.append(new)
             entry.finding = new
-        if rule.count is not None and not _merge_if_count_reached(entry, rule):
-            if rule.count.in_a_row:
+        if entry.waiting and not _merge_if_count_reached(entry, rule):
+            if entry.counts_in_a_row:
                 self._unreached_rows.add(key)
             return None
         self._unreached_rows.discard(key)
@@ -248,11 +248,11 @@ class FindingTracker:
         return done
 
     def _end(self, line: Line, rule: LogRule, fields: Mapping[str, str]) -> list[Finding]:
-        stream, done = observation.stream_key(line.origin), []
+        stream, done, named = observation.stream_key(line.origin), [], observation.fields_of(fields)
         for key in [key for key in self._entries if key[0] == stream and key[1] == rule.name]:
             entry = self._entries[key]
             own = entry.finding.fields  # groups that both patterns capture must be equal
-            if any(own.get(name, value) != value for name, value in fields.items()):
+            if any(own.get(name, value) != value for name, value in named.items()):
                 continue
             self._forget(key)
             if entry.is_reported:
@@ -325,12 +325,11 @@ def _silence(rule: LogRule) -> timedelta:
 def _merge_if_count_reached(entry: _OpenFinding, rule: LogRule) -> bool:
     """Drop old waiting lines. If enough remain, merge them and return True."""
     wanted, waiting = rule.count, entry.waiting
-    assert wanted is not None
-    if wanted.per is not None:
+    if wanted is not None and wanted.per is not None:
         newest = waiting[-1].first_at
         while newest - waiting[0].first_at > wanted.per:
             waiting.pop(0)
-    if len(waiting) < wanted.at_least:
+    if wanted is not None and len(waiting) < wanted.at_least:  # after a reload, the rule may count no longer
         return False
     finding = waiting[0]
     for other in waiting[1:]:

@@ -17,7 +17,7 @@ from trainmedic_logs.rules.alert_decisions import is_before_boot
 SILENCE = timedelta(minutes=15)
 """Ends findings whose rule is no longer loaded."""
 FORGOTTEN_AFTER = timedelta(days=7)
-"""Findings that wait for a boot, an attempt or a line end after this time without news, if `end_of` allows it."""
+"""Time without news that ends findings which wait for a boot, attempt or line, if `end_of` allows it."""
 
 
 class EndFacts(Struct, frozen=True):

@@ -13,7 +13,7 @@ _LONGEST_CLAIM = 253
 
 
 def placed(finding: Finding, job: str | None) -> Finding:
-    """Set origin and target by the trusted `job`; None if no job is proven to run there."""
+    """Set origin and target by the trusted `job`, which is None unless one is proven to run there."""
     # Keep the attempt of a claimed job, which groups its findings.
     attempt = finding.origin.attempt if job or is_printed(finding) else None
     origin = replace(finding.origin, job=job, attempt=attempt)

@@ -40,7 +40,7 @@ _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 _TAKEN_LABELS = frozenset(
     {"alertname", "severity", "component", "job_name", "node", "uuid", "gpu", "gpu_id", "source", "rule"}
 )
-_ALERT_TEXTS = ("fields", "labels", "target", "finding")
+_ALERT_TEXTS = ("fields", "labels", "target", "finding")  # names that an alert's texts may use
 
 
 def compile_document(document: YamlDocument, allowance: Allowance | None = None) -> LogRule | list[FileProblem]:

@@ -34,9 +34,10 @@ def _read_ranks(value: Any) -> Any:
     ranks: list[int] = []
     for each in value if isinstance(value, list) else [value]:
         span = _SPAN.match(str(each)) if isinstance(each, (int, str)) and not isinstance(each, bool) else None
-        if span is None:
+        first, last = (int(span[1]), int(span[2] or span[1])) if span is not None else (0, -1)
+        if last < first:
             raise ValueError(f"{each!r} is not a rank; write one as 3, several as 0-7")
-        ranks.extend(range(int(span[1]), int(span[2] or span[1]) + 1))
+        ranks.extend(range(first, last + 1))
         if len(ranks) > MOST_RANKS:
             raise ValueError(f"a test has at most {MOST_RANKS} ranks")
     return tuple(ranks)
@@ -179,7 +180,7 @@ class LogTest(_Model):
 
     @property
     def last_line(self) -> timedelta:
-        """Time of the last line or of the failure."""
+        """Time of the last line or failure."""
         return max((*(line.until for line in self.lines), self.job.fails or timedelta(0)))
 
     @property

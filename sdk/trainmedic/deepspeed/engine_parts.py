@@ -15,7 +15,7 @@ from trainmedic.torch.state_parts import StateParts
 class EngineParts(StateParts):
     """Parts that show this rank's partitions, for digests and health."""
 
-    def __init__(self, engine: Any, **also: Any) -> None:
+    def __init__(self, engine: Any, /, **also: Any) -> None:
         super().__init__(model=engine.module, **also)
         self._engine = engine
 

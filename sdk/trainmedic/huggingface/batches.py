@@ -76,7 +76,7 @@ class UsedBatches:
         self._loaded, self._before = (inputs,), self._proof.before_draw()
         try:
             result = self._step(model, inputs, *arguments, **options)
-            self._report_used(None)  # it was not observed, so nothing is known of it
+            self._report_used(None)  # if it was not observed, nothing is known of it
             self._proof.losses.add(result)
             return result
         finally:

@@ -212,7 +212,7 @@ class HuggingFaceFramework(Framework):
 def split(batch: int, accumulation: int, factor: float) -> tuple[int, int]:
     """Return the largest micro-batch up to ``batch * factor`` that keeps ``batch * accumulation``.
 
-    Raises Rejected if it is the current one.
+    Also return its accumulation. Raises Rejected if the micro-batch is the current one.
     """
     whole = batch * accumulation
     largest = max(batch * factor * _ROUNDING, 1)

@@ -14,7 +14,8 @@ def check_options(capabilities: Mapping[str, str], largest_lr_scale: float, laye
     for action, how in capabilities.items():
         if how not in (LIVE, RESTART, UNSUPPORTED):
             raise ConfigurationError(f"capabilities: {action} is {how!r}; it can be live, restart or unsupported")
-    if not 1.0 <= largest_lr_scale < float("inf"):
+    is_number = isinstance(largest_lr_scale, (int, float)) and not isinstance(largest_lr_scale, bool)
+    if not (is_number and 1.0 <= largest_lr_scale < float("inf")):
         raise ConfigurationError(f"largest_lr_scale is {largest_lr_scale!r}; it is a number of 1 or more")
     if isinstance(layer_norms, bool) or not isinstance(layer_norms, int) or layer_norms < 0:
         raise ConfigurationError(f"layer_norms is {layer_norms!r}; it is a whole number of layers, or 0 for none")

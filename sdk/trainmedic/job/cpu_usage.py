@@ -17,7 +17,7 @@ class CpuMeter:
         self._cores: float | None = None
 
     def cores(self, now: float) -> float | None:
-        """Return the mean busy cores between the last two readings, at most one a second; None if unknown."""
+        """Return the mean busy cores between the last two readings (one a second at most); None if unknown."""
         if now - self._at < _SHORTEST:
             return self._cores
         seconds = cpu_seconds(self._proc)

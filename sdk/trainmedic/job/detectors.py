@@ -66,7 +66,7 @@ class Detectors:
 
         Raises ConfigurationError.
         """
-        if not _NAME.match(name):
+        if not isinstance(name, str) or not _NAME.match(name):
             raise ConfigurationError(
                 f"{name!r} cannot name a detector; use at most 60 of A-Z, a-z, 0-9, _.-, and begin with a letter or _"
             )

@@ -35,6 +35,6 @@ def _of_devices(name: Callable[[Any], str]) -> list[str]:
 
 
 def placement(node: str) -> list[dict[str, Any]]:
-    """Return an entry per GPU in use of the only rank, or one with None."""
+    """Return an entry per GPU in use of the only rank, or one without GPU."""
     gpus: Sequence[str | None] = in_use() or (None,)
     return [{"rank": 0, "node": node, "gpu": gpu} for gpu in gpus]

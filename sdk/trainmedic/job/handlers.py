@@ -53,6 +53,8 @@ class HandlerRegistry:
         self.handlers[action] = handler
         if schema is not None:
             self.schemas[action] = schema
+        else:
+            self.schemas.pop(action, None)  # of an earlier handler
         self._in_force[action] = in_force or _not_known
         self.capabilities[action] = capability
 
@@ -60,6 +62,7 @@ class HandlerRegistry:
         self._refusals[action] = reason
         self.capabilities[action] = UNSUPPORTED
         self.handlers.pop(action, None)
+        self.schemas.pop(action, None)
 
     def carry_out(self, commands: Iterable[JobCommand]) -> list[JobCommand]:
         """Call the handlers. Return the commands without one."""

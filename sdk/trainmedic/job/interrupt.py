@@ -19,7 +19,7 @@ from trainmedic.errors import Interrupted
 log = logging.getLogger("trainmedic")
 
 SIGNAL: int = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""Signal hardly used by others; theirs goes to the earlier handler."""
+"""Signal rarely sent by others; theirs goes to the earlier handler."""
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 _CHECK_INTERVAL_S = 0.25

@@ -48,7 +48,7 @@ class LossCourse:
     """Reason, or ""."""
     is_known: bool = True  # False if the batches may differ
     trouble_at: int | None = None
-    """First untrusted step. With one, only an earlier first loss must agree."""
+    """First untrusted step: then only the first loss, if earlier, must agree."""
     changed_at: int | None = None  # First step after a command that changes losses
 
 

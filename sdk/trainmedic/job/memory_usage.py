@@ -39,20 +39,19 @@ def resident_bytes(proc: Path = PROC) -> int | None:
 
 
 def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | None:
-    """Return used bytes and their limit, of the control group if its limit is lower, else of the machine.
+    """Return used bytes and their limit: the lowest of the machine's, the control group's and its parents'.
 
     Reclaimable memory does not count as used. None if unreadable.
     """
     machine = _fields(proc / "meminfo", ":")
     total, available = machine.get("MemTotal"), machine.get("MemAvailable")
-    group = _own_control_group(proc, cgroup)
-    limit, current = (_read(group / "memory.max"), _read(group / "memory.current")) if group else (None, None)
-    if limit and current and limit.strip().isdigit() and (total is None or int(limit) < total * 1024):
-        reclaimable = _fields(group / "memory.stat", " ").get("inactive_file", 0) if group else 0
-        return max(int(current) - reclaimable, 0), int(limit)
-    if total is None or available is None:
-        return None
-    return (total - available) * 1024, total * 1024
+    least = None if total is None or available is None else ((total - available) * 1024, total * 1024)
+    for group in _control_groups(proc, cgroup):  # Slurm limits a job and its steps, not the group of a task
+        limit, current = _read(group / "memory.max"), _read(group / "memory.current")
+        if limit and current and limit.strip().isdigit() and (least is None or int(limit) < least[1]):
+            reclaimable = _fields(group / "memory.stat", " ").get("inactive_file", 0)
+            least = max(int(current) - reclaimable, 0), int(limit)
+    return least
 
 
 def cuda_memory() -> Cuda | None:  # None if this process uses none
@@ -112,13 +111,16 @@ def _slope(samples: list[tuple[int, float]]) -> float:
     )
 
 
-def _own_control_group(proc: Path, cgroup: Path) -> Path | None:
+def _control_groups(proc: Path, cgroup: Path) -> list[Path]:
+    # This process's own first.
     for line in (_read(proc / "self" / "cgroup") or "").splitlines():
         if line.startswith("0::"):
             inside = cgroup / line[3:].strip().lstrip("/")
             # In a container, the root is often its own group, and the path is the machine's.
-            return inside if (inside / "memory.max").exists() else cgroup
-    return None
+            if not (inside / "memory.max").exists():
+                return [cgroup]
+            return [group for group in (inside, *inside.parents) if group.is_relative_to(cgroup)]
+    return []
 
 
 def _resident_pages(process: Path) -> int | None:

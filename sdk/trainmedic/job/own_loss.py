@@ -28,7 +28,7 @@ class OwnLoss:
         self.due_at = float("-inf")
 
     def note(self, step: int | None, loss: Any, now: float) -> None:
-        """Take a loss; of tensors one a second, when its copy is complete."""
+        """Take a loss; tensors once a second, read when their copy is complete."""
         if type(loss) is float:
             self.latest = (step, loss)
             return

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from trainmedic.job.reported_values import number
 
-_MOST_INTERVALS = 101  # enough for a median that ten slow intervals do not move
+_MOST_INTERVALS = 101  # odd, so that the median is one of them; as long as half are fast, it is fast
 _RECENT = 20  # intervals for the parts of a step
 _WEIGHT = 0.2  # of the newest interval in the mean for the throughput
 

@@ -21,7 +21,7 @@ from trainmedic.wire.evaluations import EvaluatedMetric
 HANG_FLOOR = 60.0
 """Seconds; slow reads from shared file systems take as long."""
 STARTUP_FLOOR = 1800.0
-"""Seconds, because loading and compiling take minutes; also the limit of a window, except a pause."""
+"""Seconds; loading and compiling take minutes. Also the limit of a window, except a pause."""
 HANG_FACTOR = 5.0  # Multiple of the usual interval between reports
 
 CHECKPOINT = "checkpoint"
@@ -34,7 +34,7 @@ WINDOWS = (CHECKPOINT, EVALUATION, PAUSE, REPAIR, OTHER)
 TENSOR_INTERVAL = 0.05
 """Seconds between tensors: freeing a graph takes tens of microseconds."""
 REPORT_INTERVAL = 0.25
-"""Minimum seconds between full reports of steps with tensors alone; others have only loss and gradient norm."""
+"""Minimum seconds between full reports if values are tensors; steps between give only loss and gradient norm."""
 OVERFLOWS = 20
 """Consecutive reports with overflowing gradients that a loss scaler no longer explains."""
 _FEWEST_INTERVALS = 5  # before the usual interval counts
@@ -62,7 +62,7 @@ class OpenWindows(NamedTuple):
     names: tuple[str, ...]
     """Innermost last."""
     since: float
-    """Last entering or leaving."""
+    """Last entry or exit."""
     before: float  # Seconds in windows until then
 
 

@@ -96,7 +96,7 @@ class RecordLog:
         progress = self._progress
         self.due_at = progress.steps + self._interval
         fields: dict[str, Any] = {"step": progress.step}
-        epoch = epoch if type(epoch) in (int, float) else None
+        epoch = epoch if type(epoch) is int or (type(epoch) is float and math.isfinite(epoch)) else None
         if epoch is not None:
             fields["epoch"] = epoch
             if self._epoch != int(epoch):
@@ -179,7 +179,11 @@ class RecordLog:
             fields = {**note.fields, **(pace if note.event == STEP else {})}
             if lost > self._reported_lost and not lines:
                 fields["dropped"] = lost - self._reported_lost
-            lines.append(self._line(note, fields))
+            try:
+                lines.append(self._line(note, fields))
+            except Exception:  # a value of the user's code; the other records are written
+                log.exception("%s: cannot write a record", self._identity["job"])
+                self._lost += 1
         if not lines:
             return
         if file.add(b"".join(lines)):

@@ -13,7 +13,7 @@ from trainmedic.settings import LOG_DIR
 from trainmedic.wire.log_layout import AttemptLogs, attempt_number
 
 _OWNERS_DIRECTORY = 0o700
-# Seconds; a directory changed since then may be another node's new attempt.
+# Seconds. An attempt's directory that changed within them may be of this launch, begun by another node.
 _SAME_LAUNCH = 600.0
 # PyTorch's names of one setting, newest first.
 _BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")

@@ -25,7 +25,7 @@ _RANK_PREFIX = re.compile(r"^(?:\[(?!rank\d)[A-Za-z_-]{1,40}(\d{1,6})\]:)? ?(?:\
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _SIGNALS_OF_SHELL = range(128 + 1, 128 + 32)
-_LINES_OF_ERROR = 3
+_LINES_OF_ERROR = 3  # its first line and the next two, searched for a lost peer
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Mapping, Sequence
 from trainmedic.launch.srun_line import why_not_excludable, with_excluded
 
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_VALUED_OF_PYTHON = ("-W", "-X")  # options of Python whose value can be an argument of its own
 # Options of torchrun without a value.
 _FLAGS = frozenset(
     {
@@ -34,12 +35,11 @@ class LaunchLine:
         program = Path(argv[0]).name
         if program == "torchrun":
             return cls(tuple(argv), "torchrun", 1, _options(argv, 1))
-        is_python = program.startswith("python")
-        for place in range(1, len(argv) - 1) if is_python else ():
+        place = 1 if program.startswith("python") else len(argv)
+        while place < len(argv) - 1 and argv[place].startswith("-"):  # else a script with its own arguments
             if argv[place] == "-m" and argv[place + 1] in _TORCHRUN_MODULES:
                 return cls(tuple(argv), "torchrun", place + 2, _options(argv, place + 2))
-            if not argv[place].startswith("-"):
-                break  # a script with its own arguments
+            place += 2 if argv[place] in _VALUED_OF_PYTHON else 1
         return cls(tuple(argv), program, 1, {})
 
     @property

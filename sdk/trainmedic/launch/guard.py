@@ -156,7 +156,8 @@ class Guard:
                 continue
             handling = handlers_of(number, os.getpid())
             signal_all(handling, number)
-            os.write(self._report, f"passed {number}:{len(handling)}\n".encode())
+            with contextlib.suppress(OSError):  # the launcher may have ended: this process must still end the job
+                os.write(self._report, f"passed {number}:{len(handling)}\n".encode())
 
     def _end_all(self, number: int) -> None:
         if self._end_at is None:

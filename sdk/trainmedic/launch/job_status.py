@@ -43,7 +43,7 @@ class StatusReader:
             raw = _contents(path)
             fields = json.loads(raw)
             reached = Reached(_whole(fields["step"]), _whole(fields["checkpoint"]))
-            stall, limit, is_over = _seconds(fields["stall"]), _seconds(fields["limit"]), bool(fields["over"])
+            stall, limit, is_over = _seconds(fields["stall"]), _limit(fields["limit"]), bool(fields["over"])
             waiting = tuple(each for each in fields.get("waiting", ()) if isinstance(each, str) and _ID.match(each))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
@@ -68,6 +68,10 @@ def _seconds(value: Any) -> float:
     if not math.isfinite(seconds):
         raise ValueError("not a finite number")
     return seconds
+
+
+def _limit(value: Any) -> float:
+    return math.inf if value == math.inf else _seconds(value)  # the script can give an infinite `hang_floor`
 
 
 def _whole(value: object) -> int:

@@ -26,6 +26,7 @@ try:  # the library has two names, and may be installed under both; each accepts
 except ImportError:
     from pytorch_lightning import Callback as LightningCallback
 
+_ACCUMULATE = "job.accumulate"
 _NO_LOADER = "in Lightning the data loader is made by the program, not by the Trainer, so its {} cannot be changed"
 
 _PATIENCE, _POLL_INTERVAL = 60.0, 0.05  # seconds for a background checkpoint, and between two looks at it
@@ -62,7 +63,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self._random: Mapping[str, Any] | None = None  # loaded, to be restored at the start
         self.medic.on("job.checkpoint")(self._checkpoint)
         self.medic.on("job.stop")(self._stop)
-        self.medic.on("job.accumulate", in_force=self._is_accumulation_in_force)(self._accumulate)
+        self.medic.on(_ACCUMULATE, in_force=self._is_accumulation_in_force)(self._accumulate)
         self.medic.cannot("job.scale_batch", _NO_LOADER.format("batch size"))
         self.medic.cannot("job.dataloader_workers", _NO_LOADER.format("workers"))
 
@@ -100,7 +101,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         attachment.measure([trainer.strategy.model])
         if self.framework is not None:
             self.framework.resumable.on_drawn = attachment.meter.add_batch
-        self._refuse_accumulation(trainer, pl_module)
+        self._register_accumulation(trainer, pl_module)
         if self._random is not None:
             randomness.restore(self._random)
         self._random = None
@@ -249,11 +250,13 @@ class Callback(LightningCallback):  # type: ignore[misc]
     def _directory(self) -> Path:
         return self.framework.directories[0] if self.framework is not None else directory_of(self._trainer)
 
-    def _refuse_accumulation(self, trainer: Any, pl_module: Any) -> None:
+    def _register_accumulation(self, trainer: Any, pl_module: Any) -> None:
         if trainer.strategy.handles_gradient_accumulation:
-            self.medic.cannot("job.accumulate", "the strategy accumulates by itself")
+            self.medic.cannot(_ACCUMULATE, "the strategy accumulates by itself")
         elif not pl_module.automatic_optimization:
-            self.medic.cannot("job.accumulate", "the model steps its optimizers itself (manual optimization)")
+            self.medic.cannot(_ACCUMULATE, "the model steps its optimizers itself (manual optimization)")
+        else:  # an earlier fit may have refused it
+            self.medic.on(_ACCUMULATE, in_force=self._is_accumulation_in_force)(self._accumulate)
 
     def _accumulate(self, command: JobCommand) -> Mapping[str, Any] | None:
         """Change it at a step after which the epoch divides into whole steps."""

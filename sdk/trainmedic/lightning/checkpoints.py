@@ -68,7 +68,7 @@ def _content(checkpoint: Path) -> _Content:
 
 @functools.lru_cache(maxsize=1024)
 def _read(checkpoint: Path, changed: int, size: int) -> _Content:
-    """Read a file without tensors. Time and size are cache keys, which miss replaced files."""
+    """Read a file without tensors. By time and size, the cache misses replaced files."""
     try:
         content = torch.load(checkpoint, map_location="meta", mmap=True, weights_only=True)
     except Exception:  # torch raises many types for damaged files

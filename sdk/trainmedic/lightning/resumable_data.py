@@ -69,7 +69,7 @@ class ResumableData:
         self.replayed = f"{NOT_REPLAYED}: the checkpoint does not hold the place in the data; the epoch restarts"
 
     def state(self) -> dict[str, Any] | None:
-        """Return this rank's position, or None."""
+        """Return this rank's position; None if unknown."""
         if self._resume is not None:  # nothing drawn yet
             return dict(self._resume)
         if self._loader is None:

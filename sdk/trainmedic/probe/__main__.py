@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -68,6 +69,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         read.error("--memory must be above 0, and at most 90 percent")
     if not 1 <= options.barriers <= 10_000:
         read.error("--barriers must be from 1 to 10000")
+    if options.least_bandwidth is not None and not 0 < options.least_bandwidth < math.inf:
+        read.error("--least-bandwidth must be above 0")
     if not 0 < options.timeout <= 3600:
         read.error("--timeout must be above 0, and at most 3600 seconds")
     return options
@@ -165,15 +168,18 @@ def _token(options: argparse.Namespace) -> str | None:
     if not options.server or options.even_if_training or os.environ.get("RANK", "0") != "0":
         return None  # this process asks no server
     file = os.environ.get("TRAINMEDIC_TOKEN_FILE")
-    if not file:
-        return os.environ.get("TRAINMEDIC_TOKEN")
     try:
-        return Path(file).read_text(encoding="utf-8").strip()
+        given = Path(file).read_text(encoding="utf-8") if file else os.environ.get("TRAINMEDIC_TOKEN", "")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigurationError(
             f"TRAINMEDIC_TOKEN_FILE: cannot read {file}: {reason}; name a readable file with the token, or unset it"
         ) from error
+    token = given.strip()
+    if not (token.isascii() and token.isprintable()):  # the error of http.client would show it
+        name = "TRAINMEDIC_TOKEN_FILE" if file else "TRAINMEDIC_TOKEN"
+        raise ConfigurationError(f"{name}: not a token: it has line feeds, or characters other than ASCII")
+    return token or None
 
 
 def _lines(document: Mapping[str, Any]) -> list[str]:

@@ -102,7 +102,7 @@ class BaselineFile:
         self._path = path
 
     def baselines(self) -> dict[str, PairBaseline]:
-        return {key: _baseline(samples) for key, samples in self._read().items() if samples}
+        return {key: _baseline(samples) for key, samples in self._read().items()}
 
     def add(self, measured: Mapping[str, Measurement]) -> None:
         """Append good measurements, safely for concurrent programs."""

@@ -18,7 +18,7 @@ _PATTERNS = (0, 0x55555555, -0x55555556)
 @dataclass(frozen=True)
 class MemoryTest:
     bytes: int
-    bytes_per_s: float  # Written and compared, by the second
+    bytes_per_s: float  # written and compared in a second
     is_right: bool
 
 

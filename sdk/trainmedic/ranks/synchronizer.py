@@ -5,6 +5,7 @@ Without the store, or too far behind, its part ends (`ended_because`), and no ra
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -98,10 +99,11 @@ class Synchronizer:
     def wait_for(self, attempt: Callable[[float, float], Any], limit: float) -> Any:
         """Let the thread call ``attempt`` until it returns a value. Raises RankLost if sharing has ended."""
         inquiry = Inquiry(attempt, self._world_size)
+        longest = min(limit + _STORE_GRACE, threading.TIMEOUT_MAX)  # a group's patience may be infinite
         self._inquiries.append(inquiry)
         self._wake.set()
         try:
-            if self.ended_because is None and not inquiry.done.wait(limit + _STORE_GRACE):
+            if self.ended_because is None and not inquiry.done.wait(longest):
                 self.end(f"the store that the ranks share has not answered for {_STORE_GRACE:g} s")
         except BaseException:
             # The caller leaves a round that the others count on, with an unknown outcome.
@@ -178,15 +180,14 @@ class Synchronizer:
 
     def _attempt_inquiries(self, now: float) -> float:
         delay = _IDLE_SECONDS
-        for _ in range(len(self._inquiries)):
-            inquiry = self._inquiries[0]
+        for inquiry in list(self._inquiries):
             inquiry.result = inquiry.attempt(inquiry.since, now)
-            if inquiry.result is not None:
-                inquiry.done.set()
-                self._inquiries.popleft()
+            if inquiry.result is None:
+                delay = min(delay, inquiry.backoff.next())
                 continue
-            self._inquiries.rotate(-1)
-            delay = min(delay, inquiry.backoff.next())
+            inquiry.done.set()
+            with contextlib.suppress(ValueError):  # `end` may have taken it out
+                self._inquiries.remove(inquiry)
         return delay
 
     def _write_heartbeat(self, store: SharedStore, now: float) -> float:

@@ -264,7 +264,7 @@ class AppliedChanges:
                 raise ValueError("a factor is not a number above 0")
             workers = state["workers"]
             left_out = [[int(number) for number in span] for span in state["left_out"]]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             log.warning("cannot read earlier changes by commands; ignoring them: %s", error)
             return
         self._factors = {name: self._bounds[name].drop_excessive(factors[name]) for name in _SCALED}

@@ -66,7 +66,7 @@ def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) 
 
 
 def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-    """Sort complete checkpoints by time, because a step can occur twice."""
+    """Return complete checkpoints, newest first by time: a step can occur twice."""
     complete = [checkpoint for checkpoint in found if checkpoint.complete]
     return sorted(complete, key=lambda checkpoint: (checkpoint.at, checkpoint.step), reverse=True)
 

@@ -1,6 +1,7 @@
 """Choice of a rollback's checkpoint. Pure.
 
-It is the newest healthy one, if possible a margin before the fault, and older than those after which that returned.
+It is the newest healthy one, if possible a margin before the fault, and older than those after which the fault
+returned.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any, List, Mapping, Optional, Union
 
 _WHOLE = 128  # numbers; larger tensors are sampled
-_SAMPLED = _WHOLE // 2  # sets the stride of samples, which have about so many numbers or fewer
+_SAMPLED = _WHOLE // 2  # numbers of a sample, about; it sets the stride
 _LONGEST_TEXT = 4096  # most characters of a text
 _MOST_LEAVES = 128  # of one batch, with names and forms of tensors; about 40 tensors
 _DEEPEST = 8  # levels of containers

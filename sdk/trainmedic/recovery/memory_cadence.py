@@ -10,7 +10,8 @@ from typing import Sequence
 
 HORIZON = 600.0  # seconds that checkpoints reach back; an alert's rollback takes about two minutes
 FIRST_INTERVAL = 10  # steps between copies until their cost is known
-_REPLICA_PERIOD = 4  # at least, times the duration of a copy to another node, so that one is always complete
+# Least period of copies to another node, in durations of such a copy, so that one is always complete.
+_REPLICA_PERIOD = 4
 # Shares of long and short steps that copies may cost, and the most seconds by the share of short ones.
 _SHARE, _LARGE_SHARE, _MOST_BY_LARGE_SHARE = 0.0015, 0.008, 0.000_15
 

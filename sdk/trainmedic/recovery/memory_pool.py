@@ -68,7 +68,7 @@ class SlotPool:
 
     def take(self, size: int, step: int, horizon: int) -> Slot | None:
         """Return a slot until `release`; None without a free one."""
-        # ``step`` and ``horizon`` are those of `dispensable`.
+        # ``step`` is the new checkpoint's, ``horizon`` that of `dispensable`.
         with self._lock:
             idle = [slot for slot in self._slots if not slot.users]
             for slot in [slot for slot in idle if slot.size < size and not self._is_needed(slot)]:

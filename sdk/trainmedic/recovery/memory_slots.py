@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import json
 import mmap
 import os
@@ -39,6 +40,7 @@ _LARGEST_MARK = 1 << 20  # bytes
 _CHUNK = 1 << 26  # bytes of a checksum between two possible interrupts
 _VERSION = 1
 _LOCK = "lock"  # file
+_LONGEST_NAME = 200  # characters before a hash; file systems take 255 bytes
 _HELD_LOCKS: set[tuple[int, str]] = set()  # process ID and path, because a fork copies the set
 
 
@@ -293,5 +295,7 @@ def _mark_of(file: Path) -> Path:
 
 
 def _file_name(name: str) -> str:
-    quoted = quote(name, safe="")[:200] or "-"
+    quoted = quote(name, safe="") or "-"
+    if len(quoted) > _LONGEST_NAME:
+        quoted = f"{quoted[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
     return quoted if quoted.strip(".") else quoted.replace(".", "%2E")

@@ -32,7 +32,7 @@ class LoopPause:
         return self.lasts and command_id in self._begun_by
 
     def start(self, longest: timedelta, command_id: str, extends: str | None = None) -> Mapping[str, Any]:
-        """Begin a pause of at most ``longest``, or set a new end.
+        """Begin a pause of about ``longest``, or set a new end.
 
         With ``extends``, raise Rejected unless that command's pause lasts.
         """

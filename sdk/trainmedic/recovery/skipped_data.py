@@ -26,7 +26,7 @@ def read(directory: Path) -> Ranges:
         return [(int(start), int(stop)) for start, stop in json.loads(file.read_bytes())]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, OverflowError) as error:
         log.warning("%s cannot be read; skipped data will come again: %s", file, error)
         return []
 

@@ -8,7 +8,7 @@ from trainmedic.errors import ConfigurationError
 
 
 class AcceleratedSteps:
-    """Accelerate's part. It is used if it ``exists`` and accumulates if it ``leads``. Raises ConfigurationError."""
+    """Accelerate's part, used if it ``exists``. It decides on updates if it ``leads``. Raises ConfigurationError."""
 
     def __init__(self, accelerator: Any = None, accumulation: int | None = None) -> None:
         self._accelerator = accelerator

@@ -137,7 +137,7 @@ class CarriedState:
 
     @property
     def may_hold_position(self) -> bool:
-        """True if restored state may put a stream back; that of modules and optimizers does not."""
+        """True if restored state, except of modules and optimizers, may rewind a stream."""
         parts = self.parts.by_name if self.parts is not None else {}
         named = [part for name, part in parts.items() if name.partition(".")[0] not in _OWN_PARTS]
         is_other = any(not isinstance(part, (nn.Module, torch.optim.Optimizer)) for part in named)
@@ -172,6 +172,12 @@ class CarriedState:
 
     def _put(self, name: str, held: carried_values.Held) -> bool:
         """Restore one value; return False if its holder is gone."""
+        try:
+            return self._put_into_holder(name, held)
+        except carried_values.NoGenerator:
+            return False
+
+    def _put_into_holder(self, name: str, held: carried_values.Held) -> bool:
         kind, _, own = name.partition(".")
         if kind == "also":
             named = self.named.get(own)
@@ -382,7 +388,7 @@ def _value_at_start(value: Any) -> carried_values.Held | None:
         return None
     try:
         return carried_values.take(value)
-    except TypeError:
+    except (TypeError, RecursionError):  # also of a container that holds itself
         return None
 
 

@@ -19,6 +19,10 @@ _NUMBER_KINDS = "biufc"  # NumPy's codes for booleans, integers, floats and comp
 _TORCH_RANDOM, _PYTHON_RANDOM, _NUMPY_RANDOM = "torch random", "python random", "numpy random"
 
 
+class NoGenerator(TypeError):
+    """The saved random generator is gone."""
+
+
 def is_random(value: Any) -> bool:
     return isinstance(value, (torch.Generator, random.Random)) or _numpy_state(value) is not None
 
@@ -28,20 +32,24 @@ def is_in_place(value: Any) -> bool:
     return isinstance(value, (torch.Tensor, list, deque, MutableMapping)) or _is_array(value) or is_random(value)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any, outer: tuple[Any, ...] = ()) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each)
-    elif isinstance(value, (list, tuple, deque)):
-        for each in value:
-            yield from tensors_in(each)
+    elif isinstance(value, (Mapping, list, tuple, deque)) and not any(value is each for each in outer):
+        outer = (*outer, value)  # a container that holds itself is read once
+        for member in value.values() if isinstance(value, Mapping) else value:
+            if type(member) not in _PLAIN_TYPES:  # sooner than in the call: lists can be long
+                yield from tensors_in(member, outer)
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    # Nested tensors have no shape, and reading a quantized one's bytes crashes.
+    return tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's memory was freed, as by FSDP; reading it would crash."""
-    if tensor.layout != torch.strided or not tensor.numel():
+    if not is_ordinary(tensor) or not tensor.numel():
         return False
     last_element = tensor.storage_offset() + sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -55,8 +63,8 @@ def is_freed(tensor: torch.Tensor) -> bool:
 def take(value: Any) -> Held:
     """Return a copy. Raises TypeError for unsupported values."""
     if isinstance(value, torch.Tensor):
-        if value.is_meta or hasattr(value, "placements") or value.layout != torch.strided or is_freed(value):
-            raise TypeError("a tensor that is spread over ranks, sparse or without data")
+        if value.is_meta or hasattr(value, "placements") or not is_ordinary(value) or is_freed(value):
+            raise TypeError("a tensor that is spread over ranks, sparse, nested, quantized or without data")
         return _TENSOR, (value.detach().to("cpu", copy=True), str(value.device))
     if isinstance(value, _PLAIN_TYPES):
         return _PLAIN, value
@@ -77,7 +85,7 @@ def take(value: Any) -> Held:
 
 
 def put_back(present: Any, held: Held) -> Any:
-    """Return the restored value: ``present`` in place, if possible. Raises TypeError for a missing generator."""
+    """Return the restored value: ``present`` in place, if possible. Raises NoGenerator."""
     kind, content = held
     if kind == _TENSOR:
         return _put_tensor(present, *content)
@@ -131,13 +139,18 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _put_tensor(present: Any, content: torch.Tensor, device: str) -> torch.Tensor:
     fits = isinstance(present, torch.Tensor) and present.shape == content.shape and present.dtype == content.dtype
-    if fits and present.is_leaf and not present.is_inference():  # a graph's or inference mode's tensor is replaced
+    # A graph's or inference mode's tensor is replaced, and one whose elements share memory, as after `expand`.
+    if fits and present.is_leaf and not present.is_inference() and not _overlaps(present):
         with torch.no_grad():
             present.copy_(content)
         kept: torch.Tensor = present
         return kept
     target = present.device if isinstance(present, torch.Tensor) else torch.device(device)
     return content.to(target, copy=True)
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _put_array(present: Any, content: Any) -> Any:
@@ -186,7 +199,7 @@ def _random_state(value: Any) -> Held:
 
 def _put_random(present: Any, kind: str, content: Any) -> Any:
     if not is_random(present):
-        raise TypeError("a random generator was saved, and there is none now")
+        raise NoGenerator
     if kind == _TORCH_RANDOM:
         present.set_state(content)
     elif kind == _PYTHON_RANDOM:
@@ -218,7 +231,9 @@ def _numpy_state(value: Any) -> _StateAccess | None:
 
 def _is_array(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in _NUMBER_KINDS
+    if numpy is None or not isinstance(value, numpy.ndarray):
+        return False
+    return value.dtype.kind in _NUMBER_KINDS and bool(value.dtype.isnative)  # PyTorch reads no other byte order
 
 
 def _is_scalar(value: Any) -> bool:

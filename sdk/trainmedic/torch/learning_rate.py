@@ -50,7 +50,7 @@ class _RateSlot:
 
 class _LastChange(NamedTuple):
     expected: list[float]  # rates right after it, by group
-    ratio: float  # new scale by old scale
+    ratio: float  # new scale divided by the old one
     scheduled: list[float | None]  # `_scheduled` then, by group
 
 
@@ -70,8 +70,8 @@ class LearningRate:
         self.left_alone = False  # True if the last change kept a rate that the loop had set
         self._returned: list[Number] = []  # scaled rates returned to the loop, since the last change was watched
         self._last_change = _LastChange([], 1.0, [])
-        self._value: Number | None = None  # unscaled one of the last returned, since a load
-        self._multiples: list[float] = []  # by group: its unscaled rate by that value, at the last `watch`
+        self._value: Number | None = None  # last one that the loop has had scaled; None after a load
+        self._multiples: list[float] = []  # by group: its unscaled rate divided by `_value`, at the last `watch`
 
     @property
     def is_scheduled(self) -> bool:
@@ -144,7 +144,7 @@ class LearningRate:
         return None
 
     def _multiplied(self, number: int, returned: Sequence[float]) -> list[float]:
-        # The group's rates by the returned ones; empty without a value before the change.
+        # Rates of the group for each returned one; empty without a value before the change.
         return [each * times for times in self._multiples[number : number + 1] for each in returned]
 
     def set_since(self) -> tuple[float, float, bool] | None:

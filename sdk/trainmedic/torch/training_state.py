@@ -69,7 +69,8 @@ class TrainingState:
     current_checkpoint: SavedCheckpoint | None = None  # the checkpoint of the present state, until the next step
     rollbacks: int = 0  # in this process
     fetch_order: FetchOrder = field(default_factory=FetchOrder)
-    lone_epoch: int | None = None  # in which the loop asked for batches of one epoch; None with `Run.epochs`
+    # Epoch of a loop that asks for the batches of one epoch at a time, without `Run.epochs`; else None.
+    lone_epoch: int | None = None
     stopping: bool = False  # see `Run.stopping`
     is_interruptible: bool = True  # False if an interrupted step's partial results cannot be discarded
     was_interrupted: bool = False  # True if the last step was interrupted, so that the state is incomplete

@@ -77,7 +77,7 @@ class _Pending:
 
 
 class RollbackVerification:
-    """Comparison after the last rollback of one training. Training thread only."""
+    """Comparison after the last rollback of one training. Training thread only, except `finish`."""
 
     def __init__(self, training: VerifiedTraining, now: Callable[[], float] = time.monotonic) -> None:
         self._training = training

@@ -133,5 +133,6 @@ def assigned_names(kind: type, packages: Collection[str]) -> frozenset[str]:
 def _functions(owner: type) -> Iterator[types.FunctionType]:
     for member in vars(owner).values():
         function = member.fset if isinstance(member, property) else member
-        if isinstance(function, types.FunctionType):
+        while isinstance(function, types.FunctionType):
             yield function
+            function = getattr(function, "__wrapped__", None)  # of a decorator

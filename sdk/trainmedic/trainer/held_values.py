@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from trainmedic.torch.carried_values import is_freed
+from trainmedic.torch.carried_values import is_freed, is_ordinary
 
 LARGEST = 256 << 20  # bytes of one copy
 _DEEPEST = 12  # levels of containers
@@ -139,7 +139,7 @@ class _Packer:
         return [[self.pack(key, depth), self.pack(value, depth)] for key, value in items]
 
     def _tensor(self, value: torch.Tensor) -> Any:
-        if type(value) is not torch.Tensor or value.is_meta or value.layout != torch.strided or is_freed(value):
+        if type(value) is not torch.Tensor or value.is_meta or not is_ordinary(value) or is_freed(value):
             raise NotPlain(type(value).__name__)
         self._count(value.numel() * value.element_size())
         return ("tensor", value.detach().clone(), str(value.device))
@@ -150,7 +150,7 @@ class _Packer:
         self._count(value.nbytes)
         try:
             return ("array", torch.from_numpy(value.copy()))
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # another type, or byte order
             raise NotPlain(str(value.dtype)) from error
 
     def _count(self, size: int) -> None:

@@ -32,7 +32,9 @@ _LONGEST_WAIT = 5.0
 ROOM_FOR_SERVERS = 64  # clients that agents and jobs leave free for servers
 _WAITS_FOR_ROOM = (10.0, 30.0)  # random seconds between tries while Redis is full
 _MOST_UNANSWERED = 1000  # unanswered commands whose times are known
-_INTACT_AFTER = ("OOM", "WRONGTYPE", "NOGROUP", "EXECABORT")  # first words of errors that leave the connection intact
+# Errors that leave the connection intact. redis-py removes the first word of those that it has a class for.
+_INTACT_AFTER = (redis.exceptions.OutOfMemoryError, redis.exceptions.ExecAbortError)
+_INTACT_AFTER_WORD = re.compile(r"(?:Command # .* caused error: )?(?:WRONGTYPE|NOGROUP)\b", re.DOTALL)
 NO_MORE_CLIENTS = "it takes no more clients: raise its maxclients, and its limit of open files"
 _GENERATOR = random.Random()  # noqa: S311 - not the shared one, from which a training draws
 
@@ -122,7 +124,7 @@ class _SharedClient:
                 self.client = open_client(url)
             except ValueError as error:
                 raise NoRedisUrl(f"the Redis URL that is set, or in the state directory, {error}") from None
-            if not self.is_ending:  # then the last answers and notices precede room for servers
+            if not self.is_ending:  # the last answers and notices may take a slot reserved for servers
                 _check_room(self.client)
         return self.client
 
@@ -224,7 +226,9 @@ def takes_no_clients(error: BaseException) -> bool:
 
 
 def _leaves_connection_intact(error: BaseException) -> bool:
-    return isinstance(error, redis.ResponseError) and str(error).startswith(_INTACT_AFTER)
+    if isinstance(error, _INTACT_AFTER):
+        return True
+    return isinstance(error, redis.ResponseError) and _INTACT_AFTER_WORD.match(str(error)) is not None
 
 
 def _check_room(client: redis.Redis) -> None:

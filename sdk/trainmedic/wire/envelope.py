@@ -251,7 +251,7 @@ def _rank(value: Any) -> int | None:
         if value.strip().lower() in ("", "none", "null"):
             return None
         if re.fullmatch(r"\s*\d{1,9}\s*", value, re.ASCII):
-            return int(value)
+            value = int(value)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MOST_RANKS):
         raise EnvelopeError(f"reply: rank is not a whole number of at most {_MOST_RANKS}")
     return value

@@ -14,7 +14,7 @@ FIELD = "evaluations"
 MOST = 32  # metrics per job; the first reported ones are kept
 NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_./@:+-]{0,99}\Z")
 NOT_FINITE = "NaN"
-_MOST_STEP = 10**15
+_MOST_STEP = 10**15  # exact as a float
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ _LARGEST_OUTPUT = LARGEST_REPLY - 1024
 _DEEPEST = 8
 _LONGEST_TEXT = 4096
 _MOST_MEMBERS = 1000
-_LONGEST_INT = 10**300  # as in `wire.reading`
+_INT_BOUND = 10**300  # the first that `wire.reading` does not read
 
 
 def plain(output: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def _plain(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return int(value) if abs(value) < _LONGEST_INT else "a whole number that is too long"
+        return int(value) if abs(value) < _INT_BOUND else "a whole number that is too long"
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(value)
     if isinstance(value, str):

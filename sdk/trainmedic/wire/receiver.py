@@ -24,13 +24,14 @@ log = logging.getLogger("trainmedic")
 
 LARGEST_COMMAND = 256 * 1024  # bytes of a command's JSON
 _BLOCK_MS = 1000
-# Seconds of polling: the answer uses the same connection, and Redis ends blocking reads only ten times a second.
+# Seconds after a command in which reads do not block: the answer uses the same connection, and Redis ends blocking
+# reads only ten times a second.
 _IN_HAND_SECONDS = 10.0
 _FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1  # seconds, and share of the time since the command
-_PENDING_EVERY = 5.0  # seconds; entries may have come to an ending process
+_PENDING_EVERY = 5.0  # seconds between reads of unanswered entries, which an ending process may have left
 _ENTRIES_PER_READ = 20  # each may be very large
-_EMPTY_ANSWER_WAIT = 0.25
-_NO_GROUP_WAIT = 0.1
+_EMPTY_ANSWER_WAIT = 0.25  # seconds
+_NO_GROUP_WAIT = 0.1  # seconds
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from trainmedic.errors import TrainmedicError
 FIRST_FIELD = b"signature"
 MORE_FIELD = b"more_signatures"
 _MOST_SIGNATURES = 8
-_READ_AGAIN_AFTER = 60.0
+_READ_AGAIN_AFTER = 60.0  # seconds
 _READ_AGAIN_AT_ONCE_AFTER = 2.0  # seconds, because any client can provoke it
 _SEAL_BEGINS = b',"signature":"'
 _SEAL_ENDS = b'"}'
 _SEAL = re.compile(rb"[0-9a-f ]{0,1024}")
-_LONGEST_SEAL = 2048
+_LONGEST_SEAL = 2048  # bytes at the end of a value in which the signatures are sought
 
 log = logging.getLogger("trainmedic")
 
@@ -70,8 +70,8 @@ class Proof(NamedTuple):
 class Signer:
     """Thread-safe signer and verifier.
 
-    ``read_keys`` returns the active key, then older accepted ones. It is called periodically and after wrong
-    signatures. If it raises TrainmedicError, the keys stay.
+    ``read_keys`` returns the active key, then older accepted ones. `sign` calls it each minute, `verify` after wrong
+    signatures. If it then raises TrainmedicError, the keys stay.
     """
 
     def __init__(self, read_keys: ReadKeys, clock: Callable[[], float] = time.monotonic) -> None:

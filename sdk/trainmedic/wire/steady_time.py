@@ -51,7 +51,7 @@ def log_step(step: ClockStep) -> None:
 class SteadyTime:
     """Time of day of one process. Thread-safe.
 
-    `tell` receives each `ClockStep` and must not ask for the time.
+    `tell` receives each `ClockStep`.
     """
 
     def __init__(

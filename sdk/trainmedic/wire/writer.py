@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import queue
+import re
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -31,11 +32,14 @@ log = logging.getLogger("trainmedic")
 
 STREAM_SECONDS = 24 * 3600  # expiry of the command stream after its receiver's end
 LARGEST_PRESENCE = 1024 * 1024  # bytes; 8,192 ranks take about 800 KB
-REPLIES_KEPT = 100_000
+REPLIES_KEPT = 100_000  # entries of the stream of replies, about
 _QUEUE = 1000  # messages
-_BATCH = 100  # replies in one transaction, or one message's more
-_MOST_REFUSALS = 5
+_BATCH = 100  # replies per transaction, after which it takes no further message
+_MOST_REFUSALS = 5  # consecutive, until the messages are dropped
 _LONGEST_REFUSAL = 30.0  # seconds in which the server repairs a tampered stream
+# Redis refuses all writes, not one message: it is full, a replica, or cannot save. redis-py has classes for some.
+_REFUSES_ALL = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
+_REFUSES_ALL_WORD = re.compile(r"(?:Command # .* caused error: )?(?:MISCONF|NOREPLICAS)\b", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -216,7 +220,8 @@ class ReplyWriter:
     def _give_up_on_refused(self, unsent: list[OutgoingReplies], error: BaseException) -> list[OutgoingReplies]:
         """Return the replies to send again, none after several refusals, so that they block no later ones."""
         self._presence_due = 0.0
-        if isinstance(error, REDIS_ERRORS) and not isinstance(error, redis.ResponseError):
+        is_outage = isinstance(error, REDIS_ERRORS) and not isinstance(error, redis.ResponseError)
+        if is_outage or isinstance(error, _REFUSES_ALL) or _REFUSES_ALL_WORD.match(str(error)):
             return unsent
         if self._refusals == 0:
             self._refused_since = time.monotonic()

@@ -75,6 +75,16 @@ async def test_many_questions_at_once_are_one_request(peer, clock):
     await source.close()
 
 
+async def test_many_questions_without_an_answer_are_one_request(peer, clock):
+    """One that does not answer lets each request wait for seconds, and other alerts wait for these."""
+    source = AlertmanagerApi(peer.url("/status/500?"), clock)
+    answers = [source.is_firing(Identity(f"{number:016x}", clock.now())) for number in range(100)]
+    failures = await asyncio.gather(*answers, return_exceptions=True)
+    assert {type(failure) for failure in failures} == {TemporaryFailure}
+    assert len(peer.requests) == 1
+    await source.close()
+
+
 async def test_one_that_has_just_started_is_not_believed_that_an_alert_has_ended(alertmanager, firing, clock):
     """It has forgotten what fired before its restart; what it has been told since, it knows."""
     source = AlertmanagerApi(alertmanager, clock)

@@ -237,6 +237,17 @@ def test_the_callback_alone_says_that_it_cannot_restart(tmp_path: Path, medic: t
     }
 
 
+def test_what_one_fit_cannot_do_the_next_may(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """A model that steps its optimizers itself, then one that does not, with the same callback."""
+    callback, manual = trainmedic.lightning.Callback(medic), Line()
+    manual.automatic_optimization = False
+    can = []
+    for module in (manual, Line()):
+        make_trainer(tmp_path, callback, max_steps=1, max_epochs=1).fit(module, loader())
+        can.append(medic._describe()["capabilities"]["job.accumulate"])
+    assert can == ["unsupported", "live"]
+
+
 def test_each_optimizer_step_is_reported(tmp_path: Path, medic: trainmedic.Medic) -> None:
     """The report has loss, norm and rate; a batch within an accumulation makes none."""
     script = Script()

@@ -22,7 +22,7 @@ async def test_a_taken_port_is_a_configuration_error() -> None:
             await serve(World().app, "127.0.0.1", port, asyncio.Event())
 
 
-@pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1", "a..b", "x" * 64])
 async def test_an_address_that_is_not_ours_is_a_configuration_error(host: str) -> None:
     """Not a traceback."""
     with pytest.raises(ConfigurationError, match="cannot listen"):

@@ -259,6 +259,24 @@ def test_a_folder_that_is_emptied_keeps_what_it_said(tmp_path: Path) -> None:
     assert made.problems[0].message == "has no alert map"
 
 
+def test_a_broken_file_that_comes_back_is_still_a_problem(tmp_path: Path) -> None:
+    """It was gone for a moment, as while its volume is mounted again."""
+    path = tmp_path / "map.yaml"
+    path.write_text("rename: [{alert: A, as: B}]")
+    made = AlertMapLibrary([path])
+    made.reload()
+    path.write_text("rename: [{alert: A}]")
+    made.reload()
+    before = made.problems
+    assert "changes nothing" in before[0].message
+    path.rename(tmp_path / "away")
+    made.reload()
+    assert "there is no such file" in made.problems[0].message
+    (tmp_path / "away").rename(path)
+    made.reload()
+    assert (made.problems, made.current.names) == (before, 1)
+
+
 def test_shipped_maps_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One, or all; a file of that name comes first."""
     monkeypatch.chdir(tmp_path)

@@ -101,6 +101,17 @@ def test_playbooks_that_start_each_other_are_refused(tmp_path: Path) -> None:
     assert [each.definition.name for each in fresh.all()] == ["c"]
 
 
+def test_a_loaded_version_that_closes_another_ring_goes_alone(tmp_path: Path) -> None:
+    """The other playbook of that ring has no fault. It was dropped too, without a problem, until a file changed."""
+    loaded = library_of(tmp_path, {"a.yaml": chained("a", "b"), "b.yaml": chained("b", "x")})
+    files = {"a.yaml": chained("a", "c"), "b.yaml": chained("b", "a"), "c.yaml": chained("c", "a")}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    loaded.reload()
+    assert [each.definition.name for each in loaded.all()] == ["b"]
+    assert [Path(each.file).name for each in loaded.problems] == ["a.yaml", "c.yaml"]
+
+
 def test_a_playbook_that_starts_itself_is_refused(tmp_path: Path) -> None:
     """The shortest ring."""
     assert "a → a" in library_of(tmp_path, {"a.yaml": chained("a", "a")}).problems[0].message

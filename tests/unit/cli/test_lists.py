@@ -145,3 +145,48 @@ def test_following_goes_on_from_where_it_connected(monkeypatch: pytest.MonkeyPat
     client = CutOff()
     assert next(history._endless_events(client)) == {"seq": 8}
     assert client.asked == [None, "7"]
+
+
+def test_the_pauses_of_following_are_short_again_after_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is restarted now and then is not waited for longer each time."""
+    slept: list[float] = []
+    monkeypatch.setattr(history.time, "sleep", slept.append)
+
+    class Restarted(Client):
+        connections = 0
+
+        def __init__(self) -> None: ...
+
+        def events(self, last_id: str | None, path: str = "events", params: Any = None) -> Iterator[ServerSentEvent]:
+            self.connections += 1
+            if self.connections in (4, 5, 6):
+                raise Unreachable("nothing answers")
+            yield ServerSentEvent("7", "started", json.dumps({"seq": self.connections}))
+
+    events = history._endless_events(Restarted())
+    assert [next(events)["seq"] for _ in range(5)] == [1, 2, 3, 7, 8]
+    assert slept == [1, 1, 1, 2, 4, 8, 1]
+
+
+def test_following_a_node_shows_a_run_once_it_touches_the_node(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a run on a job touches is known only then."""
+
+    class Touching(Client):
+        touched: tuple[str, ...] = ()
+
+        def __init__(self) -> None: ...
+
+        def get(self, path: str, params: Any = None, accept: Any = ()) -> Any:
+            run = {**item(1, touched=list(self.touched)), "run_id": "r-1"}
+            return {"items": [], "next": None} if path == "history" else run
+
+        def events(self, last_id: str | None, path: str = "events", params: Any = None) -> Iterator[ServerSentEvent]:
+            for kind in ("started", "step_started"):
+                data = {"seq": 1, "at": AT, "kind": kind, "run_id": "r-1", "data": {}}
+                yield ServerSentEvent("", kind, json.dumps(data))
+                self.touched = ("node-9",)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        history._follow(Touching(), {"node": ["node-9"]}, 10, as_json=True)
+    assert [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()] == ["step_started"]

@@ -81,6 +81,7 @@ def test_bad_lines_are_told_and_end_with_1(files: Path) -> None:
         (("--from", "alerts.json", "--playbooks", "none"), "No playbook was loaded"),
         (("--from", "alerts.json", "--breaker-closes-after", "soon"), "'soon' is not a duration"),
         (("--from", "alerts.json", "--max-age", "1001y"), "365365d is too long; write at most 365000d"),
+        (("--from", "alerts.json", "--since", "9999y"), "--since: '9999y' must be an RFC 3339 time"),
         (("--from", "alerts.json", "--inventory", "none"), "--inventory: cannot read none: No such file"),
         ((), "--from"),
     ],

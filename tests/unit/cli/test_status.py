@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from trainmedic_core.cli import exits
 from trainmedic_server.cli import status
 
 OK = {"ok": True, "detail": "answers"}
@@ -30,3 +34,32 @@ def test_slurm_has_a_line_with_the_time_since_which_it_does_not_answer(slurm: di
 
 def test_a_server_without_slurm_shows_none() -> None:
     assert not any("slurm" in line for line in lines_with(None))
+
+
+class Large:
+    """A server whose lists have two pages."""
+
+    url = "http://trainmedic"
+
+    def get(self, path: str, params: Mapping[str, Any] | None = None, accept: tuple[int, ...] = ()) -> Any:
+        match path:
+            case "ready":
+                return {"ready": True}
+            case "health":
+                return {"version": "1"}
+            case "agents" | "jobs":
+                last = {"items": [{"name": "n1001"}]}
+                return last if params else {"items": [{"name": f"n{number}"} for number in range(1000)], "next": "n999"}
+        raise exits.NotAllowed("a token for this is missing")
+
+
+def test_all_connected_agents_and_jobs_are_counted() -> None:
+    """Also beyond the first page."""
+
+    @click.command()
+    def show() -> None:
+        status.status.callback.__wrapped__(Large(), "text")  # type: ignore[union-attr]
+
+    lines = CliRunner().invoke(show).output.splitlines()
+    assert "agents     1001 connected: 'trainmedic agents'" in lines
+    assert "jobs       1001 connected: 'trainmedic jobs'" in lines

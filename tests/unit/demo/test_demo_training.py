@@ -73,6 +73,20 @@ def test_a_spoiled_job_goes_back_and_passes_over_the_spoiled_batches(medic: Repo
     assert medic.losses[-1] < learned + 0.5
 
 
+def test_a_checkpoint_with_the_fault_is_not_gone_back_to(medic: Reports, tmp_path: Path) -> None:
+    """Nor by the next rollback, though it was written before that fault."""
+    faults = FaultFile(tmp_path, "llm-1")
+    training = PlainTraining(medic, faults)  # type: ignore[arg-type]
+    run(training, 75)
+    began = datetime.now(UTC)
+    faults.write(FaultKind.DATA)
+    run(training, 10)
+    assert medic.saves == [40, 80]
+    for before in (began, datetime.now(UTC)):
+        output = medic.order("job.rollback", before=before.isoformat().replace("+00:00", "Z"), skip_batches=200)
+        assert output["step"] == 40
+
+
 def test_exploded_gradients_are_reported_and_end(medic: Reports, tmp_path: Path) -> None:
     """Clipped before they are applied, so that the weights stay good; the rate is scaled and given back."""
     faults = FaultFile(tmp_path, "llm-2")

@@ -23,3 +23,9 @@ def test_a_missing_year_is_the_latest_up_to_a_day_after_the_last_write(line: str
     at = clock_guess.of_line(line.encode(), written)
     assert at is not None
     assert at.year == year
+
+
+@pytest.mark.parametrize("line", ["license valid until 9999-12-31 23:59:59", "finishedAt: 0001-01-01T00:00:00Z"])
+def test_a_date_that_means_never_is_no_time_of_its_line(line: str) -> None:
+    """Every line after it would be as late, or as early."""
+    assert clock_guess.of_line(line.encode(), datetime(2026, 7, 5, tzinfo=UTC)) is None

@@ -53,3 +53,30 @@ def test_a_kernel_that_kills_without_end_does_not_pile_up() -> None:
     findings = collector.facts().findings
     assert 190 < len(findings) <= 5110
     assert findings[-1].fields["pid"] == "999"
+
+
+@pytest.mark.parametrize("rise", ["1", "true", '{"loss_before": 1}', '1, "loss_before": "low", "loss_now": null'])
+def test_a_job_may_print_a_member_with_the_name_of_ours(rise: str) -> None:
+    """Of whatever kind, it is no rise of the loss that we found, and stops no diagnosis."""
+    lines = [f'{{"event": "step", "step": {number}, "loss": 2.0, "loss_rise": {rise}}}' for number in range(5)]
+    collector = Collector(shipped_rules())
+    collector.read_stream(Origin("training", stream="a"), [line.encode() for line in lines], _WRITTEN)
+    assert collector.facts().loss_rise is None
+
+
+def test_steps_are_counted_into_the_billions() -> None:
+    """As in reinforcement learning, which counts the steps of its environments."""
+    lines = [
+        f'{{"time": "2026-05-04T11:00:0{number}Z", "event": "step", "step": {10**9 + number}}}' for number in range(5)
+    ]
+    collector = Collector(shipped_rules())
+    collector.read_stream(Origin("training", rank=0, stream="a"), [line.encode() for line in lines], _WRITTEN)
+    assert collector.facts().ranks[0].last_step == 10**9 + 4
+
+
+def test_no_line_makes_up_millions_of_ranks() -> None:
+    """A job has fewer than a million; each one that printed nothing would be looked for."""
+    collector = Collector(shipped_rules())
+    line = b'{"event": "step", "step": 1, "rank": 9999999}'
+    collector.read_stream(Origin("training", stream="a"), [line], _WRITTEN)
+    assert not collector.facts().silent_ranks

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.diagnosis.test_job_diagnoses import World
-from trainmedic_logs.diagnosis.flight_recorder import digest, missing_ranks
+from trainmedic_logs.diagnosis.flight_recorder import digest, dump, missing_ranks
 from trainmedic_logs.diagnosis.flight_recorder.dump import Dump, Entry, ProcessGroup
 from trainmedic_logs.domain.finding import CauseClass, Excerpt, Origin, Role
 from trainmedic_logs.domain.known_finding import EpisodeKey, KnownExcerpt
@@ -42,6 +42,28 @@ def test_digests_say_together_what_the_dumps_say(name: str) -> None:
         {},
     )
     assert sum(sorted(map(len, lines))[-8:]) < 128 * 1024
+
+
+def test_all_ranks_of_a_large_job_are_read_and_no_more_than_of_a_dump() -> None:
+    """A short line can repeat a group of 65,536 ranks a thousand times."""
+    group = ProcessGroup("0", "default_pg", tuple(range(100_000)))
+    (read,), _ = digest.read([digest.write(dump_of(0, 1, group=group), 2)], 2)
+    assert read.groups == (group,)
+    fields = json.loads(digest.write(dump_of(0, 1), 2)) | {"groups": [["0", "", "0-65535"]] * 16}
+    assert digest.read([json.dumps(fields)], 2) == ([], {})
+
+
+def test_what_a_dump_cannot_mean_does_not_cost_its_digest() -> None:
+    """A server skips a line with a negative number, or a rank beyond any job."""
+    called = {"process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce", "state": "started"}
+    plain = {
+        "pg_config": {"0": {"desc": "default_pg", "ranks": [-1, 0, 1, 2**40]}},
+        "entries": [{**called, "collective_seq_id": number, "time_created_ns": -5} for number in (-3, 4)],
+        "pg_status": {"0": {"last_enqueued_collective": -7}, "1": {"last_enqueued_collective": -1}},
+    }
+    (read,), _ = digest.read([digest.write(dump.from_plain(plain, 0), 2)], 2)
+    assert [(entry.number, entry.created_ns, entry.group.ranks) for entry in read.entries] == [(4, 0, (0, 1))]
+    assert read.last_called == {-1}
 
 
 def test_digests_of_another_attempt_and_what_is_none_are_left_out() -> None:

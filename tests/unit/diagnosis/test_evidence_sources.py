@@ -91,3 +91,9 @@ def test_each_rank_left_behind_has_reached_its_own_step(steps: tuple[int, ...], 
     verdict = judge.diagnose(Facts("llm-1", ranks=ranks, is_reported_hang=True, is_known_to_fail=True))
     (why,) = (each.why for each in verdict.evidence if "had reached" in each.why)
     assert why.endswith(f"had reached {reached}")
+
+
+def test_a_rank_beyond_any_job_makes_up_no_silent_ones() -> None:
+    """A presence, record or dump can state any number."""
+    facts = Facts(ranks={1: RankFacts(), 5_000_000: RankFacts()})
+    assert facts.silent_ranks == (0, 1)

@@ -252,3 +252,11 @@ def test_a_launcher_that_was_told_to_end_is_no_failure_of_its_own(number: int, i
 def test_a_container_that_a_signal_ended_is_read_from_kubectl(line: str, ended_by: list[int]) -> None:
     """As `describe`, `exec` and the status as JSON print it; only where the code means a signal."""
     assert [ended.signal for ended in exits.launcher_line(line)] == ended_by
+
+
+def test_an_error_file_may_state_any_time() -> None:
+    """One that no clock shows is unknown; the exception counts."""
+    written = {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "253402300799"}}}
+    ended = exits.error_file(json.dumps(written).encode())
+    assert ended is not None
+    assert (ended.said, ended.at) == ("ValueError: x", None)

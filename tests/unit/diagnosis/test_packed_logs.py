@@ -29,6 +29,15 @@ def test_compressed_logs_are_read_by_the_names_that_they_had(tmp_path: Path) -> 
     assert set(found.left_out) == {"rank0.log.gz"}
 
 
+@pytest.mark.parametrize("end", [b"junk", gzip.compress(b"step 2\n")[:-8] + b"badcrc!!"])
+def test_what_follows_in_a_compressed_log_does_not_hide_its_lines(end: bytes, tmp_path: Path) -> None:
+    """Other bytes, as after a disk was full, or a part whose checksum is wrong."""
+    (tmp_path / "rank2.log.gz").write_bytes(gzip.compress(_OOM * 3) + end)
+    found = diagnose_folder(tmp_path, shipped_rules())
+    assert (found.files_read, found.left_out) == (1, {})
+    assert found.attempts[-1].verdict.ranks == (2,)
+
+
 def test_one_that_unpacks_to_more_than_anybody_logs_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,6 +47,18 @@ def test_one_that_unpacks_to_more_than_anybody_logs_is_left_out(
     (tmp_path / "rank1.log.gz").write_bytes(gzip.compress(b"a" * 4096))
     found = diagnose_folder(tmp_path, shipped_rules())
     assert set(found.left_out) == {"rank1.log.gz"}
+    assert found.attempts[-1].verdict.ranks == (2,)
+
+
+def test_damaged_records_of_attempts_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt's own files are read all the same."""
+    monkeypatch.setattr(log_folder, "MOST_UNPACKED", 1024)
+    attempt = tmp_path / "llm-1" / "attempt-1"
+    attempt.mkdir(parents=True)
+    (attempt / "launcher-n.log").write_bytes(_OOM)
+    (attempt.parent / "attempts.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 4096))
+    found = diagnose_folder(attempt.parent, shipped_rules())
+    assert set(found.left_out) == {"attempts.jsonl.gz"}
     assert found.attempts[-1].verdict.ranks == (2,)
 
 

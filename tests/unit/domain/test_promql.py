@@ -28,6 +28,7 @@ RULES = Path(__file__).parents[3] / "monitoring" / "rules"
         ("85 < temp", [("temp", ">", 85.0)]),
         ("up == bool 0", [("up", "==", 0.0)]),
         ("-0x10 < errors", [("errors", ">", -16.0)]),
+        (f"errors > 0x{'F' * 300}", [("errors", ">", None)]),
         ("free / size < 0.1 and size > 0", [("free / size", "<", 0.1)]),
         ("a > 1 unless on (node) b > 2", [("a", ">", 1.0)]),
         ('a > 85 or (a > 80 and ignoring (x) ALERTS{y="z"})', [("a", ">", 85.0), ("a", ">", 80.0)]),

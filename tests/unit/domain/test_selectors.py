@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain import inventory, selectors
 from trainmedic_server.domain.identity import Unresolved
+from trainmedic_server.domain.node_names import NodeNames
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.topology import (
     AgentTopology,
@@ -107,6 +108,18 @@ def test_the_inventory_overrides_the_cluster() -> None:
         inventory.parse({"attributes:gpu-1": "rack=r1"}), agents=AgentTopology.of({"gpu-1": {}}), cluster=cluster
     )
     assert topology.attributes_by_node == {"gpu-1": {"rack": "r1", "zone": "a"}}
+
+
+def test_a_member_does_not_vanish_by_another_name_of_its_node() -> None:
+    """While its agent is silent, only the cluster lists it; and one that was listed first may get an agent."""
+    cluster = ClusterTopology((ClusterNode("gpu-7.site.example", ()),))
+    silent = Topology(cluster=cluster, remembered=NodeNames(frozenset({"gpu-7"})))
+    connected = Topology(cluster=cluster, agents=AgentTopology.of({"gpu-7": {"gpus": [{"uuid": "GPU-a"}]}}))
+    for topology in (silent, connected):
+        for name in ("gpu-7", "gpu-7.site.example"):
+            assert selectors.vanished(Target(TargetKind.NODE, node=name), topology) is None
+            assert selectors.vanished(Target(TargetKind.GPU, node=name, gpu="GPU-a"), topology) is None
+    assert selectors.vanished(Target(TargetKind.NODE, node="gpu-8"), connected) == "the node gpu-8 is gone"
 
 
 def test_vanished_members() -> None:

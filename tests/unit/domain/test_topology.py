@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from trainmedic_core import gpu_names
-from trainmedic_server.domain import inventory, topology
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_server.domain import inventory, places, topology
 from trainmedic_server.domain.topology import AgentTopology, ClusterNode, ClusterTopology, JobTopology, Pod, Topology
 
 A = "GPU-aaaa0000-0000-0000-0000-000000000000"
@@ -94,3 +95,16 @@ def test_a_node_has_its_jobs_whatever_each_source_calls_it() -> None:
     assert topology.jobs_on_node("box") == ({"llm"}, {"llm-jobset"})
     assert topology.jobs_on_gpu(gpu_names.key(A)).reported == {"llm"}
     assert topology.jobs.nodes_by_job["llm"] == {"box"}
+
+
+@pytest.mark.parametrize("rank_node", ["gpu-7", "gpu-7.site.example", "llm-0"])
+def test_a_job_is_on_a_node_once_whatever_each_source_calls_it(rank_node: str) -> None:
+    """Also where its ranks name their pod."""
+    agents = AgentTopology.of({"gpu-7": {}})
+    cluster = ClusterTopology(
+        (ClusterNode("gpu-7.site.example", ()),), {"u1": Pod("u1", "ml", "llm-0", "gpu-7.site.example", "llm")}
+    )
+    jobs = JobTopology.of({"llm": {"placement": [{"rank": 0, "node": rank_node}]}}, agents)
+    written = inventory.parse({"told:node:gpu-7.site.example": "llm"})
+    view = Topology(written, jobs, agents, cluster)
+    assert places.nodes_of(Target(TargetKind.JOB, job="llm"), view) == {"gpu-7"}

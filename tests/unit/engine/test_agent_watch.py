@@ -124,6 +124,7 @@ async def test_it_is_forgotten_after_a_day() -> None:
     await watching.go_on(LOOK_EVERY)
     lives = await watching.store.transact(lambda tx: tx.agents.all())
     assert [life.name for life in lives] == ["node-2"]
+    assert watching.watch._heard.keys() == {"node-2"}
 
 
 async def test_a_node_whose_agent_is_gone_is_known_for_the_retention_and_after_a_restart() -> None:

@@ -67,3 +67,20 @@ async def test_an_error_reaches_every_caller_of_its_batch_and_no_other() -> None
     batcher = Batcher(handle, most=2)
     answers = await asyncio.gather(*(batcher.ask(n) for n in range(4)), return_exceptions=True)
     assert [type(answer) for answer in answers] == [errors.StoreUnavailable, errors.StoreUnavailable, int, int]
+
+
+async def test_a_stop_leaves_no_caller_without_an_answer() -> None:
+    """Also while the entries of a batch that failed are handled one after another."""
+
+    async def handle(entries: Sequence[int]) -> list[int]:
+        if len(entries) > 1:
+            raise ValueError("one of them is wrong")
+        await asyncio.Event().wait()
+        return list(entries)
+
+    batcher = Batcher(handle, most=3)
+    callers = [asyncio.create_task(batcher.ask(n)) for n in range(5)]
+    await asyncio.sleep(1)
+    await batcher.stop()
+    await asyncio.wait(callers, timeout=1)
+    assert all(caller.cancelled() for caller in callers)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
+from msgspec.structs import replace
+
 from tests.support.clocks import START, ManualClock
 from tests.unit.diagnosis.test_job_diagnoses import World
 from trainmedic_core.target import Target, TargetKind
@@ -107,6 +109,8 @@ def test_the_alert_of_a_verdict_says_it_for_the_whole_run() -> None:
     assert verdict_alert.verdict_of(told) == JobVerdict("code", "high", "stop", None, (3, 5))
     assert scope.of_job(JOB, told, {"llm-1": VerdictsOnJob(GPU)})["verdict"]["cause"] == "code"
     assert verdict_alert.verdict_of(_alert("TrainingFailed", cause="gpu", node="n")) is None
+    odd = replace(told, annotations={**told.annotations, "ranks": f"{'9' * 5000}, x, 3"})
+    assert verdict_alert.verdict_of(odd) == JobVerdict("code", "high", "stop", None, (3,))
 
 
 async def test_a_verdict_that_is_made_is_there_at_once_and_after_a_restart() -> None:

@@ -59,7 +59,7 @@ async def test_wrong_inputs_are_reported_one_by_one_and_start_nothing(world: Mak
     assert dict(wrong.value.problems) == {
         "inputs.node": "is required; give a text",
         "inputs.untl": "the playbook has no such input; did you mean 'until'?",
-        "inputs.watts": "'many' is not a number",
+        "inputs.watts": "'many' is not a number, or too large",
     }
     assert w.calls() == {}
 

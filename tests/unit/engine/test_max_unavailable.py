@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
+
+import pytest
 
 from tests.unit.engine.test_groups import CAP, LARGE, RACK, members
 from tests.unit.engine.world import World
@@ -86,6 +89,34 @@ async def test_nodes_of_other_runs_count(world: MakeWorld) -> None:
     assert group.message == "no further member starts: 1 of 8 nodes are unavailable, at most 1 may be"
     await at.pass_time(3600)
     assert at.calls()["cap"] == 8, [(r.target_key, r.status, r.message) for r in await members(at, group)]
+
+
+async def test_an_open_breaker_is_awaited_at_rest(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time at which members would have settled has passed by then, and is not waited for again and again."""
+    at = world(limited("25%"), SINGLE, inventory=RACK, breaker_min_nodes=9, breaker_share=0.01)
+    await at.engine.start()
+    await at.post(at.alert("PDU", rack="r1"))
+    for number in range(20, 28):
+        await at.post(at.alert("Hot", node=f"n{number}"))
+    assert at.engine.controls.breaker_open
+    await at.pass_time(9)
+    slept: list[datetime] = []
+    sleep_until = at.clock.sleep_until
+
+    async def counted(when: datetime) -> None:
+        slept.append(when)
+        await sleep_until(when)
+
+    monkeypatch.setattr(at.clock, "sleep_until", counted)
+    await asyncio.sleep(1)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert len(slept) < 5, slept
+    (parent,) = [run for run in await at.runs() if run.is_group]
+    assert parent.message.startswith("no further member starts: ")
+    await at.engine.close_breaker("ann")
+    await at.pass_time(600)
+    assert (await at.run(parent.id)).message == "8 members: 8 succeeded"
 
 
 async def test_zero_starts_only_on_nodes_that_are_out_already(world: MakeWorld) -> None:

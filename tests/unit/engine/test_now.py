@@ -91,6 +91,17 @@ async def test_a_change_without_an_undo_is_listed_as_such() -> None:
     await world.engine.stop()
 
 
+@pytest.mark.parametrize(("reported", "shown"), [(90, 90.0), (1e300, None), (float("inf"), None), (0, None)])
+async def test_a_lease_of_any_length_is_answered(reported: float, shown: float | None) -> None:
+    """A job chooses what its own commands output."""
+    world = EngineWorld(CAP)
+    await world.engine.start()
+    world.actions["cap"].outcomes.append({"lease_seconds": reported})
+    await world.post(world.alert(node="node-1", gpu="0"))
+    assert [change.lease_seconds for change in (await _now(world)).changed] == [shown]
+    await world.engine.stop()
+
+
 async def test_a_pause_says_who_and_since_when() -> None:
     """And a run that it holds back says that it waits for somebody to resume."""
     world = EngineWorld(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from msgspec.structs import replace
@@ -147,6 +148,32 @@ async def test_targets_are_held_again_after_a_restart(world: MakeWorld) -> None:
     assert w.calls() == {"cap": 2}
     await w.pass_time(25)
     assert w.calls() == {"cap": 2, "other": 1}
+
+
+async def test_a_begun_run_waits_for_a_busy_target_at_rest(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first wait exceeded the maximum age, which no longer ends it: only the lock is awaited."""
+    patient = CAP.replace("playbook: cap", "playbook: patient").replace("steps:\n", "steps:\n  - wait: 30m\n")
+    busy = CAP.replace("playbook: cap", "playbook: busy").replace("test.cap", "test.other").replace("Hot", "Busy")
+    w = world(patient, busy.replace("    undo: on_resolve\n", "    timeout: 2h\n"))
+    w.actions["other"].outcomes += [timedelta(hours=1)] * 2
+    await w.post(w.alert(gpu="0", node="n1"))
+    await w.pass_time(1500)
+    await w.post(w.alert("Busy", gpu="0", node="n1"))
+    await w.pass_time(600)
+    await w.restart(after=1)
+    slept: list[datetime] = []
+    sleep_until = w.clock.sleep_until
+
+    async def counted(when: datetime) -> None:
+        slept.append(when)
+        await sleep_until(when)
+
+    monkeypatch.setattr(w.clock, "sleep_until", counted)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert slept == []
+    await w.pass_time(3700)
+    assert w.calls() == {"other": 2, "cap": 1}
 
 
 async def test_a_run_that_never_began_is_stale_if_its_alert_resolved_meanwhile(world: MakeWorld) -> None:

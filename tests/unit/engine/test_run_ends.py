@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from msgspec.structs import replace
+
 from tests.unit.engine.test_kills_of_people import DoomedStore, revive
 from tests.unit.engine.world import World
 from trainmedic_server import errors
@@ -77,6 +79,15 @@ async def test_a_failed_run_starts_the_other_playbook(world: MakeWorld) -> None:
     assert (failed.status, after.status, after.alert_name) == (Status.FAILED, Status.SUCCEEDED, "run:cap")
     assert (after.target_key, after.alert_labels["rack"]) == ("node:n1", "r1")
     assert at.actions["other"].calls[0].params.model_dump()["amount"] == len(failed.message)
+
+
+async def test_an_alert_with_an_annotation_of_the_same_name_is_one_as_any_other(world: MakeWorld) -> None:
+    """Its text is anything, and the other alerts of its delivery are admitted too."""
+    at = world(CAP)
+    await at.engine.start()
+    noted = replace(at.alert(gpu="0", node="n1"), annotations={"ended_run": "see the wiki"})
+    await at.post(noted, at.alert(gpu="1", node="n1"))
+    assert [run.status for run in await at.runs()] == [Status.SUCCEEDED, Status.SUCCEEDED]
 
 
 async def test_an_end_with_another_status_starts_nothing(world: MakeWorld) -> None:

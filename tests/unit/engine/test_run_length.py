@@ -37,6 +37,7 @@ on_failure:
         ("{approve: {message: sure?, escalate: {by: [ann], timeout: 1m}}, timeout: 9m, on_timeout: escalate}", 600),
         ("{approve: {message: sure?, ask_again: 1m}, timeout: 9m}", 3600 + 600),
         ("{approve: sure?}", None),
+        ("{action: test.cap, timeout: 999999d, retry: {attempts: 3, delay: 1s}}", None),
     ],
 )
 def test_the_limits_of_the_steps_add_up(step: str, seconds: int | None) -> None:

@@ -17,7 +17,7 @@ from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.slow_jobs import SlowJobs
-from trainmedic_server.errors import MetricsUnavailable
+from trainmedic_server.errors import MetricsRefused, MetricsUnavailable
 from trainmedic_server.ports.metric_history import MetricSeries
 from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.telemetry import Metrics
@@ -64,7 +64,7 @@ class Slow:
 
     async def fire(self, name: str = "TrainingThroughputDrop", job: str = "llm-1") -> None:
         now = self.clock.now()
-        alert = Alert("f", AlertStatus.FIRING, {"alertname": name, "job_name": job}, {}, now)
+        alert = Alert(job, AlertStatus.FIRING, {"alertname": name, "job_name": job}, {}, now)
         await self.world.store.transact(lambda tx: tx.save_alerts([AlertRecord(alert, now, now)]))
 
     async def made(self) -> list[KnownVerdict]:
@@ -120,6 +120,35 @@ async def test_nothing_is_made_of_what_is_not_measured_or_not_slow() -> None:
     prometheus.is_away = True
     with pytest.raises(MetricsUnavailable):
         await slow.made()
+
+
+async def test_each_of_many_slow_jobs_has_its_turn() -> None:
+    """Twenty are looked at together, and the others next."""
+    slow = Slow(None)
+    for number in range(25):
+        await slow.fire(job=f"job-{number:02}")
+    for _ in range(2):
+        await slow.watching.look()
+    assert len(await slow.world.store.verdicts_of("job-24", 10)) == 1
+
+
+async def test_a_job_whose_query_is_refused_keeps_no_other_waiting() -> None:
+    """The look ends with the error, and the next one goes on behind that job."""
+
+    class Choosy(Prometheus):
+        async def read(self, query: str, begin: datetime, end: datetime, every: timedelta) -> Sequence[MetricSeries]:
+            if 'job_name="a"' in query:
+                raise MetricsRefused("too many samples")
+            return await super().read(query, begin, end, every)
+
+    slow = Slow(Choosy(0.5, 0.45, 0.05))
+    await slow.fire(job="a")
+    await slow.fire()
+    with pytest.raises(MetricsRefused):
+        await slow.watching.look()
+    with pytest.raises(MetricsRefused):
+        await slow.watching.look()
+    assert len(await slow.world.store.verdicts_of("llm-1", 10)) == 1
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -501,6 +501,53 @@ async def test_a_message_that_is_never_taken_keeps_no_other_from_being_sent(
     assert metric(t.world, "trainmedic_messages_total", kind="any", outcome="given_up") == 1
 
 
+async def test_a_message_that_is_refused_for_hours_delays_no_other(begin: Any) -> None:
+    """Its own tries have become rare by then; a question is asked at once."""
+    t = await begin(CAPPING, ASKING.replace("Hot", "Odd"))
+    notify = t.channels.notify
+
+    async def choosy(title: str, message: str, to: str | None, severity: Severity = Severity.INFO) -> None:
+        if "failed" in title:
+            raise errors.TemporaryFailure("could not be sent to oncall")
+        await notify(title, message, to, severity)
+
+    t.channels.notify = choosy
+    t.world.actions["cap"].outcomes.append(errors.PermanentFailure("no agent"))
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(3600)
+    for number in range(2, 5):
+        await t.world.post(t.world.alert("Odd", node=f"n{number}"))
+        await t.world.pass_time(15)
+        assert len(t.channels.sent) == number - 1
+        await t.world.pass_time(100)
+    assert metric(t.world, "trainmedic_message_errors_total", channel="oncall") < 25
+
+
+async def test_only_what_was_not_sent_is_given_up(begin: Any) -> None:
+    """After a day without a server, one of two old messages is sent, and the other is refused."""
+    t = await begin(CAPPING, CAPPING.replace("capping", "other").replace("Hot", "Odd"))
+    t.world.actions["cap"].outcomes += [errors.PermanentFailure("no agent")] * 2
+    t.channels.fails["oncall"] = errors.TemporaryFailure("away")
+    await t.world.post(t.world.alert(node="n1"), t.world.alert("Odd", node="n2"))
+    await t.world.pass_time(60)
+    await t.kill()
+    await t.world.pass_time(timedelta(hours=25).total_seconds())
+    t.channels.fails.clear()
+    notify = t.channels.notify
+
+    async def choosy(title: str, message: str, to: str | None, severity: Severity = Severity.INFO) -> None:
+        if "capping" in title:
+            raise errors.TemporaryFailure("could not be sent to oncall")
+        await notify(title, message, to, severity)
+
+    t.channels.notify = choosy
+    await t.begin()
+    await t.world.pass_time(60)
+    assert [title.partition(" (late")[0] for title in t.channels.titles] == ["[warning] other on node:n2 failed"]
+    assert metric(t.world, "trainmedic_messages_total", kind="any", outcome="given_up") == 1
+    assert await t.world.store.transact(lambda tx: tx.messages.waiting("oncall", 10)) == []
+
+
 async def test_what_happened_before_anybody_was_to_be_told_is_not_told(world: MakeWorld) -> None:
     """Neither the history of a server that is told of channels for the first time, nor that of days without any."""
     w = world(CAPPING)

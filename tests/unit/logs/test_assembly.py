@@ -105,6 +105,14 @@ def test_a_line_of_dockers_log_is_what_was_printed() -> None:
     assert made[0].at == datetime(2025, 1, 1, 0, 0, 1, tzinfo=UTC)
 
 
+def test_half_a_surrogate_pair_in_dockers_log_is_replaced() -> None:
+    """JSON allows it; a text to be sent or measured cannot hold it."""
+    members = '"stream":"stderr","time":"2025-01-01T00:00:00Z"}'
+    printed = ("Traceback (most recent call last):", "  File \\ud800", "ValueError: \\ud83d")
+    (block,) = lines("\n".join(f'{{"log":"{text}\\n",{members}' for text in printed))
+    assert block.text == "Traceback (most recent call last):\n  File ?\nValueError: ?"
+
+
 def test_a_rank_that_the_file_tells_is_not_overruled() -> None:
     """Where the stream has a rank, a prefix in it cannot claim another."""
     assert line("[rank9]: hello", rank=2).origin.rank == 2

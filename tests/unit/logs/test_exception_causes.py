@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,15 @@ def test_an_exception_of_a_loader_process_is_read_by_its_own_class() -> None:
     """PyTorch raises its message again, as the class that it had or as RuntimeError."""
     assert read("RuntimeError: Caught CastError in DataLoader worker process 0.").cause is CauseClass.DATA
     assert read("RuntimeError: Caught ReadTimeout in DataLoader worker process 3.").cause is CauseClass.NETWORK
+
+
+def test_a_long_chain_of_caught_exceptions_is_read_in_linear_time() -> None:
+    """Each names the class of another, so each could be read twice with all before it."""
+    caught = "ValueError: Caught KeyError in DataLoader worker process 0.\n"
+    chain = f"{caught}\nDuring handling of the above exception, another exception occurred:\n\n" * 60
+    began = time.perf_counter()
+    assert read(caught.rstrip(), chain).cause is CauseClass.CODE
+    assert time.perf_counter() - began < 5
 
 
 def test_an_error_number_with_a_path_is_of_a_file_system() -> None:

@@ -120,6 +120,14 @@ def test_an_end_ends_what_it_names() -> None:
     assert (over.fields["server"], over.is_over, over.last_at) == ("a", True, NOW + 3 * SECOND)
 
 
+@pytest.mark.parametrize("server", ["long-" * 60, "nfs://me:geheim@host"])
+def test_an_end_compares_groups_as_findings_hold_them(server: str) -> None:
+    """Those are cut and have no secrets."""
+    followed = FindingTracker(RuleSet((NFS,)))
+    feed(followed, at(0, f"nfs: server {server} not responding", "kernel"))
+    assert [each.is_over for each in feed(followed, at(1, f"nfs: server {server} OK", "kernel"))] == [True]
+
+
 def test_labels_keep_findings_apart() -> None:
     """Rule, target and the rule's own labels are the identity."""
     labelled = replace(NFS, alert=RuleAlert("A", labels={"server": "{{ fields.server }}"}))
@@ -246,6 +254,15 @@ def test_other_rules_take_over_what_they_still_have() -> None:
     assert len(feed(followed, at(2, "nfs: server a OK", "kernel"))) == 1
 
 
+def test_lines_that_wait_begin_a_finding_once_the_rule_counts_no_longer() -> None:
+    """One finding, that further lines repeat."""
+    followed = FindingTracker(RuleSet((rule(count=RequiredCount(3, timedelta(minutes=1))),)))
+    assert feed(followed, at(0, "CUDA out of memory")) == []
+    followed.use(RuleSet((rule(),)))
+    assert [each.count for each in feed(followed, *(at(number, "CUDA out of memory") for number in range(1, 5)))] == [2]
+    assert [each.count for each in followed.changed()] == [5]
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that makes up servers without end keeps only so many findings."""
     monkeypatch.setattr(tracker, "MOST_OPEN", 10)
@@ -289,6 +306,10 @@ def test_the_line_shown_is_the_telling_one_and_has_no_secret() -> None:
     assert "CUDA out of memory" in finding.line
     assert "geheim" not in finding.line
     assert len(finding.line) <= 500
+    cut = "x" * 400 + " password=" + "geheim" * 10 + " " + "y" * 160 + " CUDA out of memory"
+    (finding,) = feed(FindingTracker(RuleSet((rule(),))), at(0, cut))
+    assert finding.line.endswith("CUDA out of memory")
+    assert "geheim" not in finding.line
 
 
 def test_a_training_that_makes_up_ranks_costs_neither_memory_nor_time(monkeypatch: pytest.MonkeyPatch) -> None:

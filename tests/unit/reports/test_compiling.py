@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Collection
 from datetime import datetime, timedelta
 from typing import Any
@@ -201,6 +202,14 @@ async def test_a_node_that_needs_help_again_within_a_day_came_back() -> None:
     assert (node.alerts, node.came_back, node.mtbi_seconds) == (4, 1, 25 * 3600)
 
 
+async def test_a_run_beside_another_on_the_node_is_no_return() -> None:
+    """Two of its GPUs were hot at once, and each had its run."""
+    began = [START - timedelta(minutes=1), START - timedelta(minutes=2)]
+    runs = [replace(run(number), created_at=at, ended_at=at + timedelta(minutes=5)) for number, at in enumerate(began)]
+    report = await ReportCompiler(Kept(runs)).fleet(SINCE, START)  # type: ignore[arg-type]
+    assert [(node.alerts, node.came_back) for node in report.nodes] == [(2, 0)]
+
+
 def event(kind: str, minutes: float, reason: str = "") -> Event:
     return Event(kind, START + timedelta(minutes=minutes), data={"job": "llm-1", "reason": reason})
 
@@ -253,3 +262,11 @@ def test_how_long_a_restart_took_is_known_of_failures_that_were_told() -> None:
 def test_that_a_job_is_gone_follows_from_its_failure(kinds: list[str], failures: int) -> None:
     """Unless it was heard of in between."""
     assert len(failures_of([event(kind, number) for number, kind in enumerate(kinds)], ())) == failures
+
+
+def test_a_job_that_comes_and_goes_for_months_is_counted_at_once() -> None:
+    """The server answers nobody else in this time."""
+    events = [event(("job_gone", "job_returned")[number % 2], number) for number in range(20_000)]
+    began = time.perf_counter()
+    assert len(failures_of(events, ())) == 10_000
+    assert time.perf_counter() - began < 2

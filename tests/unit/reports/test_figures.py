@@ -52,6 +52,18 @@ def test_the_baseline_is_the_first_stable_hour() -> None:
     assert 20 * 60 <= made.begin <= 40 * 60
 
 
+@pytest.mark.parametrize("every", [75, 150, 300])
+def test_an_hour_of_few_points_is_stable_too(every: int) -> None:
+    """As with a Prometheus that scrapes every 30 s, each minute, or every two. Half an hour of pauses is no hour."""
+    steady = [(float(every * number), 300.0) for number in range(20_000 // every)]
+    made = baseline(steady)
+    assert made is not None
+    assert made.of == "first_stable_hour"
+    made = baseline([point for point in steady if point[0] % 1800 < 900])
+    assert made is not None
+    assert made.of == "first_points"
+
+
 def test_a_job_that_was_never_stable_is_held_against_its_first_points() -> None:
     """Fifty of them; what is no number, or nothing, is none of them. Of fewer than ten nothing is made."""
     scattering = [100.0 if number % 2 else 200.0 for number in range(300)]

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.clocks import START, ManualClock
+from trainmedic_server.ports.metric_history import MetricSeries
 from trainmedic_server.ports.outside import Presence
-from trainmedic_server.reports import reported_figures
+from trainmedic_server.reports import curves, reported_figures
 from trainmedic_server.reports.curves import Source
 from trainmedic_server.reports.reported_figures import LONGEST_PERIOD, MOST_POINTS, FigureSeries, ReportedFigures
 
@@ -89,6 +90,15 @@ def test_a_pause_is_a_gap_and_an_older_report_is_skipped() -> None:
         series.add(BEGAN + second, [1.0])
     assert [value for _, value in series.points(0, 0, math.inf)] == [1, 1, None, 1]
     assert series.points(0, BEGAN + 900, BEGAN + 1000) == ()
+
+
+def test_huge_figures_have_a_mean() -> None:
+    """Their sums and differences have none; one such job would end the reading of all others."""
+    series = FigureSeries(1)
+    for number in range(300):
+        series.add(BEGAN + number, [1.7e308 if number % 2 else -1.7e308])
+        series.add(BEGAN + 1000 + 5 * number, [1.7e308])
+    assert all(value is None or math.isfinite(value) for _, value in series.points(0, 0, math.inf))
 
 
 async def test_only_numbers_of_trusted_presences_count() -> None:
@@ -173,3 +183,16 @@ def test_the_record_of_a_job_is_as_small_as_stated() -> None:
         series.add(datetime(2026, 1, 1, tzinfo=UTC).timestamp() + 15 * number, [1.0, 2.0, 3.0, 4.0])
     size = sum(map(sys.getsizeof, (series._starts, *series._means)))
     assert size < 8_000
+
+
+async def test_a_checkpoint_of_an_impossible_time_hides_no_curve() -> None:
+    """Anything may expose a metric of that name."""
+
+    class History:
+        async def read(self, query: str, begin: datetime, end: datetime, every: timedelta) -> list[MetricSeries]:
+            value = 1e20 if "checkpoint_timestamp" in query else 2.0
+            return [MetricSeries({}, [(end.timestamp(), value)])]
+
+    found = await curves.of_job(History(), "llm-1", START - HOUR, START)
+    assert found.curves
+    assert found.checkpoint is None

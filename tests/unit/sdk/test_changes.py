@@ -76,7 +76,11 @@ def test_without_a_file_a_checkpoint_serves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b'{"learning_rate": {"a": 0}, "batch_size": {}, "accumulation": {}}', b"\xff"]
+    "content",
+    [
+        *(b"", b"[]", b"{}", b'{"learning_rate": {"a": 0}, "batch_size": {}, "accumulation": {}}', b"\xff"),
+        b'{"learning_rate": {"a": 1%s}, "batch_size": {}, "accumulation": {}}' % (b"0" * 400),
+    ],
 )
 def test_a_damaged_file_is_no_change(tmp_path: Path, content: bytes) -> None:
     """Better the script's own values than none."""

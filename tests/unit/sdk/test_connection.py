@@ -7,7 +7,8 @@ import logging
 import pytest
 import redis
 
-from trainmedic.wire.connection import NoRedisUrl, OutageLog, open_client
+from trainmedic.wire import connection as connecting
+from trainmedic.wire.connection import NoRedisUrl, OutageLog, RedisConnection, open_client
 
 
 @pytest.mark.parametrize(
@@ -96,3 +97,29 @@ def test_an_answer_that_makes_no_sense_is_told_with_where(caplog: pytest.LogCapt
         outage.begin(reader, TypeError("'int' object is not subscriptable"))
     (record,) = caplog.records
     assert record.exc_info is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "is_kept"),
+    [
+        (redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), True),
+        (redis.exceptions.ExecAbortError("Transaction discarded because of previous errors."), True),
+        (redis.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value"), True),
+        (redis.ResponseError("Command # 1 (XADD s * a\nb) of pipeline caused error: WRONGTYPE Operation"), True),
+        (redis.exceptions.ReadOnlyError("You can't write against a read only replica."), False),
+        (redis.TimeoutError("Timeout reading from socket"), False),
+    ],
+)
+def test_a_full_redis_keeps_its_connections(
+    error: redis.RedisError, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it refuses a command or a transaction; a new one is no help."""
+    monkeypatch.setattr(connecting, "_check_room", lambda client: None)
+    connection = RedisConnection(lambda: "redis://127.0.0.1:1", OutageLog("the job"))
+    with connection.turn() as first:
+        pass
+    with pytest.raises(type(error)), connection.turn():
+        raise error
+    with connection.turn() as second:
+        assert (second is first) == is_kept
+    connection.close()

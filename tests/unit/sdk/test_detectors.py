@@ -157,9 +157,16 @@ def test_an_error_now_and_then_leaves_nothing_out(tmp_path: Path, caplog: pytest
 
 @pytest.mark.parametrize(
     ("detector", "name"),
-    [(lambda record: None, None), (lambda record: None, "a b"), (5, "five"), (object, "empty"), (High, "taken")],
+    [
+        (lambda record: None, None),
+        (lambda record: None, "a b"),
+        (High, 5),
+        (5, "five"),
+        (object, "empty"),
+        (High, "taken"),
+    ],
 )
-def test_what_is_no_detector_is_refused_at_once(tmp_path: Path, detector: Any, name: str | None) -> None:
+def test_what_is_no_detector_is_refused_at_once(tmp_path: Path, detector: Any, name: Any) -> None:
     """The script is wrong, and its author is there to see it."""
     rank = Rank(tmp_path)
     rank.reports.detector(High, name="taken")

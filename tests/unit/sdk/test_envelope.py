@@ -53,6 +53,12 @@ def test_bytes_that_are_no_envelope_are_refused(raw: bytes) -> None:
             kind.decode(raw)
 
 
+@pytest.mark.parametrize("rank", ["1000001", "999999999"])
+def test_a_rank_as_text_is_bounded_like_a_number(rank: str) -> None:
+    with pytest.raises(EnvelopeError, match="at most 1000000"):
+        Reply.of_entry({b"command_id": b"c1", b"status": b"applied", b"rank": rank.encode()})
+
+
 def whole() -> dict[str, Any]:
     at = datetime(2026, 1, 31, 12, tzinfo=UTC)
     return dict(json.loads(Command("c1", "job.stop", {}, {}, "r1", "p", "Alert", at, at).encode()))

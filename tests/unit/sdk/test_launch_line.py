@@ -24,6 +24,10 @@ LOGS = Path("/logs")
             "python3 -u -m torch.distributed.run --nnodes 2 t.py",
             "python3 -u -m torch.distributed.run --tee=3 --log-dir=/logs --nnodes 2 t.py",
         ),
+        (
+            "python -X dev -W ignore -m torch.distributed.run t.py",
+            "python -X dev -W ignore -m torch.distributed.run --tee=3 --log-dir=/logs t.py",
+        ),
     ],
 )
 def test_torchrun_is_told_to_keep_the_output_of_each_rank(line: str, changed: str) -> None:

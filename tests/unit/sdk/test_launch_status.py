@@ -34,6 +34,14 @@ def test_the_rollbacks_that_wait_are_told(tmp_path: Path) -> None:
     assert (status.reached.step, status.reached.checkpoint) == (30, 20)
 
 
+def test_a_job_that_never_counts_as_hanging_states_what_it_reached(tmp_path: Path) -> None:
+    """By ``connect(hang_floor=math.inf)``."""
+    write(tmp_path, limit=float("inf"))
+    status = StatusReader(tmp_path).read()
+    assert status is not None
+    assert (status.stalled_for, status.reached.step) == (0.0, 30)
+
+
 @pytest.mark.parametrize("waiting", [["a,b", "x" * 36, 7, None, ROLLBACK + "\n"], []])
 def test_what_is_no_id_is_passed_over(tmp_path: Path, waiting: list[object]) -> None:
     """It goes into the environment of the next attempt."""

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import mmap
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from trainmedic.errors import NotAgreed, TrainmedicError
+from trainmedic.job.group import PATIENCE, SingleRankGroup
 from trainmedic.recovery import memory_slots
-from trainmedic.recovery.memory_slots import Slot
+from trainmedic.recovery.memory_pool import SlotPool
+from trainmedic.recovery.memory_slots import Slot, SlotMark
+from trainmedic.recovery.replicas import ReplicaServer
 
 pytest.importorskip("torch")
 
-from trainmedic.torch.memory.memory_replicas import MemoryReplicas
+from trainmedic.torch.memory.memory_replicas import MemoryReplicas, _time_of
+from trainmedic.torch.memory.memory_start import Memory, MemoryStart
 
 WARD = 7
 
@@ -52,3 +59,83 @@ def test_a_choice_of_the_next_slot_hides_no_copy(tmp_path: Path, monkeypatch: py
         assert steps_in(replicas) == [20]
     finally:
         replicas.end(in_order=False)
+
+
+class ClearedSlot:
+    """Slot whose mark is cleared by another thread right after it is read."""
+
+    def __init__(self, mark: SlotMark) -> None:
+        self._marks: list[SlotMark | None] = [mark]
+
+    @property
+    def mark(self) -> SlotMark | None:
+        return self._marks.pop() if self._marks else None
+
+
+def cleared_slot() -> ClearedSlot:
+    return ClearedSlot(SlotMark("memory-step-00000020-a-0", 20, "2026-01-01T00:00:20Z", WARD, 8, 10, 0, 0))
+
+
+def test_a_copy_that_is_cleared_while_it_is_looked_at_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training clears its own copies, and those of other ranks at a rollback."""
+    monkeypatch.setenv(memory_slots.ENVIRONMENT, str(tmp_path))
+    node = memory_slots.node_directory("run", "node-1")
+    pool, cadence = SimpleNamespace(complete=lambda: [cleared_slot()]), SimpleNamespace(replica_steps=10)
+    replicas = MemoryReplicas(cast(Any, SimpleNamespace(pool=pool, cadence=cadence)), WARD, node, b"secret")
+    try:
+        found = replicas._newest_to_copy({"rank": WARD, "multiple_of": 10, "other_than": None})
+        assert found is not None
+        replicas._slots[WARD] = [cast(Any, cleared_slot()), cast(Any, cleared_slot())]
+        # No other rank answers there, which is the only error.
+        with pytest.raises((OSError, TrainmedicError)):
+            replicas._update(WARD, ("127.0.0.1", 1))
+        assert _time_of(cast(Any, cleared_slot())) == "2026-01-01T00:00:20Z"
+    finally:
+        replicas.end(in_order=False)
+
+
+def test_a_part_is_copied_without_a_second_copy_in_between() -> None:
+    """It may be most of the node's memory."""
+    start = MemoryStart(cast(Any, SimpleNamespace()), Memory(), "llm-1", None)
+    size = 1 << 22
+    source, pool = mmap.mmap(-1, size), SlotPool(2, 2 * size, None)
+    source[-1] = 7
+    mark = SlotMark("memory-step-00000020-a-0", 20, "2026-01-01T00:00:20Z", 0, 1, size, 0, 0)
+    tracemalloc.start()
+    try:
+        start._copy(source, mark, pool)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert pool.complete()[0].memory[size - 1] == 7
+    assert most < size // 4
+
+
+class SilentGroup(SingleRankGroup):
+    """Group whose other ranks do not answer."""
+
+    def poll(self, value: Any = None, patience: float = PATIENCE) -> Any:
+        raise NotAgreed("rank 1 did not report")
+
+
+def test_a_second_start_closes_the_server_of_a_failed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(memory_slots.ENVIRONMENT, str(tmp_path / "shared"))
+    (tmp_path / "shared").mkdir()
+    options = Memory(replica_every=60.0)
+    start = MemoryStart(cast(Any, SimpleNamespace()), options, "llm-1", tmp_path / "checkpoints")
+    servers: list[ReplicaServer] = []
+    try:
+        for _ in range(2):
+            with pytest.raises(NotAgreed):
+                start.begin(SilentGroup(), None)
+            assert start._replicas is not None
+            servers.append(start._replicas._server)
+        assert [server._thread.is_alive() for server in servers] == [False, True]
+    finally:
+        for server in servers:
+            if server._thread.is_alive():
+                server.close()
+        assert start._lock is not None
+        start._lock.release()

@@ -98,6 +98,13 @@ def test_names_stay_within_the_directory(base: Path) -> None:
         assert directory.parent.parent.parent == base.resolve()
 
 
+def test_long_names_that_differ_at_their_end_have_directories_of_their_own(base: Path) -> None:
+    """The end of a training's name tells trainings of one job apart."""
+    one, other = (memory_slots.node_directory("обучение" * 20 + end, "node-1") for end in ("-1", "-2"))
+    assert one != other
+    assert len(one.parent.name) <= 255
+
+
 def test_one_process_has_a_directory_at_a_time(place: Path) -> None:
     lock = DirectoryLock(place)
     with pytest.raises(UntrustedMemory, match="another run of this process"):

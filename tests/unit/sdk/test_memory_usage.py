@@ -40,6 +40,19 @@ def test_a_containers_limit_counts_where_there_is_one(tmp_path: Path) -> None:
     assert memory_usage.host_memory(proc, inside) == memory_usage.host_memory(proc, outside) == (400_000, 500_000)
 
 
+def test_the_limit_of_a_group_around_it_counts_too(tmp_path: Path) -> None:
+    """Slurm limits a job and its steps; a task's own group has no limit. Kubernetes limits pods likewise."""
+    proc = tree(tmp_path / "proc", {"meminfo": MEMINFO, "self/cgroup": "0::/job_1/step_0/task_0\n"})
+    limits = {
+        "job_1": ("500000", "450000"),
+        "job_1/step_0": ("900000", "450000"),
+        "job_1/step_0/task_0": ("max", "1000"),
+    }
+    files = {f"{group}/memory.max": f"{limit}\n" for group, (limit, _) in limits.items()}
+    files |= {f"{group}/memory.current": f"{used}\n" for group, (_, used) in limits.items()}
+    assert memory_usage.host_memory(proc, tree(tmp_path / "cgroup", files)) == (450_000, 500_000)
+
+
 @pytest.mark.parametrize("limit", ["max\n", f"{10**15}\n"])
 def test_a_group_without_a_real_limit_has_that_of_the_machine(tmp_path: Path, limit: str) -> None:
     """``max``, or more than there is."""

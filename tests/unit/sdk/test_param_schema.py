@@ -84,6 +84,19 @@ def test_a_schema_that_cannot_be_kept_is_refused_at_registration(schema: Any, to
     assert told in str(refused.value)
 
 
+def test_a_schema_goes_with_its_handler() -> None:
+    """Neither the next handler of the action nor a refusal keeps it."""
+    schema = {"type": "object", "properties": {"shard": {"type": "integer"}}, "required": ["shard"]}
+    with trainmedic.connect(job="llm-1", rank=0, world_size=1) as medic:
+        medic.on("acme.skip", schema=schema)(lambda command: None)
+        medic.on("acme.move", schema=schema)(lambda command: None)
+        assert medic._describe()["schemas"].keys() == {"acme.skip", "acme.move"}
+        medic.on("acme.skip")(lambda command: None)
+        medic.cannot("acme.move", "no shards")
+        assert "schemas" not in medic._describe()
+        assert medic._handlers.wrong_parameters("acme.skip", {}) is None
+
+
 def test_actions_with_fixed_parameters_take_no_schema() -> None:
     """Playbooks are checked against those of the server."""
     with trainmedic.connect(job="llm-1") as medic, pytest.raises(ConfigurationError, match="fixed parameters"):

@@ -119,6 +119,27 @@ def test_whatever_is_reported_can_be_written(value: Any, expected: Any) -> None:
     assert readable(value) == expected
 
 
+@pytest.mark.parametrize("epoch", [float("nan"), float("inf"), "2"])
+def test_an_epoch_that_is_no_finite_number_is_left_out(tmp_path: Path, epoch: Any) -> None:
+    """And raises nothing into the training."""
+    rank = Rank(tmp_path)
+    rank.reports.report(1, loss=1.0, epoch=epoch)
+    (step,) = of_event(rank.written(), "step")
+    assert (step["loss"], "epoch" in step) == (1.0, False)
+
+
+def test_a_record_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
+    """Python writes no whole number of more than 4,300 digits; the rest is written, and the lost one counted."""
+    rank = Rank(tmp_path, interval=1)
+    for step, rate in enumerate([0.1, 10**5000, 0.1], 1):
+        rank.reports.report(step, learning_rate=rate)
+    eventually(lambda: len(rank.lines()) == 2, 10, "two records")
+    rank.reports.report(4, learning_rate=0.1)
+    steps = of_event(rank.written(), "step")
+    assert [each["step"] for each in steps] == [1, 3, 4]
+    assert sum(each.get("dropped", 0) for each in steps) == 1
+
+
 def test_events_are_written_at_once(tmp_path: Path) -> None:
     """Each with its own fields, in order; the end says how it came to that."""
     rank = Rank(tmp_path, attempt=2)

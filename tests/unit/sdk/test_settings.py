@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -63,6 +65,13 @@ def test_without_a_url_the_state_directory_is_asked_each_time(tmp_path: Path) ->
     assert settled({"HOME": "/home/me"}).url_file == Path("/home/me/.local/state/trainmedic/redis.url")
 
 
+def test_a_user_without_a_home_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under any user ID."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError("uid not found")))
+    assert settled({"TRAINMEDIC_REDIS_URL": "redis://127.0.0.1:1"}).find_url() == "redis://127.0.0.1:1"
+
+
 def test_the_key_may_be_in_a_file(tmp_path: Path) -> None:
     """Without the line end that is always there."""
     path = tmp_path / "key"
@@ -108,6 +117,8 @@ def test_a_previous_key_is_withdrawn_by_its_file(tmp_path: Path, withdrawn: str)
         ({}, {"job": 7}, "name"),
         ({}, {"rank": 2, "world_size": 2}, "rank 2"),
         ({}, {"rank": -1}, "rank -1"),
+        ({}, {"rank": "0"}, "rank is '0'; it is a whole number"),
+        ({}, {"world_size": 2.0}, "world_size is 2.0; it is a whole number"),
         ({"RANK": "first"}, {}, "RANK"),
         ({}, {"signing_key": " "}, "empty"),
         ({}, {"signing_key": 7}, "text or bytes, not int"),
@@ -138,6 +149,7 @@ def test_what_cannot_be_is_told_before_the_training_begins(
         {"metrics_port": "9108"},
         {"layer_norms": -1},
         {"largest_lr_scale": 0.5},
+        {"largest_lr_scale": "4"},
         {"capabilities": {"job.pause": "sometimes"}},
     ],
 )

@@ -12,8 +12,9 @@ def test_what_was_left_out_is_kept(tmp_path: Path) -> None:
     assert skipped_data.read(tmp_path) == []
     skipped_data.write(tmp_path, [(20, 23), (40, 41)])
     assert skipped_data.read(tmp_path) == [(20, 23), (40, 41)]
-    (tmp_path / skipped_data.FILE).write_text("[[20")
-    assert skipped_data.read(tmp_path) == []
+    for damaged in ("[[20", "[[20, 1e999]]"):
+        (tmp_path / skipped_data.FILE).write_text(damaged)
+        assert skipped_data.read(tmp_path) == []
     skipped_data.forget(tmp_path)
     skipped_data.forget(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from tests.contract.test_verdicts import NOW, made
 from tests.support.api_world import World
@@ -53,8 +54,10 @@ async def test_the_newest_verdict_is_shown_in_full() -> None:
 
 
 async def test_an_attempt_is_chosen_and_what_is_not_there_is_said() -> None:
-    """404 for a job without a verdict, and for another attempt; 422 for what is no attempt."""
+    """However many newer ones there are. 404 for a job without a verdict, and for another attempt; 422 for none."""
     world = await with_verdicts()
+    newer = [replace(made(number, job="team/llm-1", plain=VERDICT.plain()), attempt=2) for number in range(3, 400)]
+    await world.findings.transact(lambda tx: tx.verdicts.save(newer))
     async with world.client() as client:
         assert (await client.get("/jobs/team/llm-1/diagnosis?attempt=1")).json()["id"] == "v1"
         missing = await client.get("/jobs/team/llm-1/diagnosis?attempt=3")

@@ -103,7 +103,7 @@ async def test_one_finding_is_shown_with_the_lines_around_it() -> None:
 
 
 async def test_a_run_shows_the_finding_behind_it() -> None:
-    """With the lines around it; a finding of an earlier alert with the same labels is another's."""
+    """With the lines around it. A finding of an earlier alert with its labels is another's, unless the run has both."""
     world = await with_findings()
     labels = {"alertname": "A", "source": "log"}
     alert = Alert("f7", AlertStatus.FIRING, labels, {}, at(60))
@@ -122,6 +122,10 @@ async def test_a_run_shows_the_finding_behind_it() -> None:
         shown = (await client.get(f"/history/{run.id}")).json()["findings"]
         world.history.records[other.id] = RunRecord(other, (heard(),), ())
         assert (await client.get(f"/history/{other.id}")).json()["findings"] == []
+        both = [AlertRecord(replace(alert, starts_at=begin), at(0), at(0)) for begin in (at(0), at(60))]
+        world.history.records[other.id] = RunRecord(other, tuple(both), ())
+        of_both = (await client.get(f"/history/{other.id}")).json()["findings"]
+    assert [each["id"] for each in of_both] == ["0006", "0007"]
     assert [(each["id"], each["excerpt"]["lines"], each["excerpt"]["rank"]) for each in shown] == [
         ("0007", ["line"], 3)
     ]
@@ -145,6 +149,8 @@ async def test_a_job_is_kept_and_released() -> None:
         released = await client.post("/jobs/team/llm-1/release")
         assert [each["attempt"] for each in released.json()["items"]] == [3]
         assert (await client.post("/jobs/team/llm-1/release")).status_code == 404
+        unstorable = await client.post("/jobs/llm%00/release")
+        assert (unstorable.status_code, unstorable.json()["detail"]) == (404, "No job can have that name.")
     events = await world.findings.events_after(0, 10)
     assert [(event.kind, event.actor) for event in events] == [
         ("job_kept", "anonymous"),

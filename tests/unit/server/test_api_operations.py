@@ -394,6 +394,14 @@ async def test_a_playbook_is_started_by_hand_or_only_tried() -> None:
         assert (await client.post("/runs/nothing/retry")).status_code == 404
 
 
+async def test_a_label_that_no_database_stores_is_refused() -> None:
+    """As in a webhook's body."""
+    async with World().client() as client:
+        body = {"playbook": "cool", "target": "gpu:node-1/0", "labels": {"alertname": "a\0"}}
+        answer = await client.post("/runs", json=body)
+    assert (answer.status_code, answer.json()["field"]) == (422, "labels.alertname")
+
+
 @pytest.mark.parametrize(
     "target", ["gpu:node-1", "node:", "job", "rack:r3", "cluster:x", "job:a\nb", "node:" + "x" * 513]
 )

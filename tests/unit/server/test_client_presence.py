@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from trainmedic_server.http import client_presence
 from trainmedic_server.http.client_presence import while_client_waits
+from trainmedic_server.http.streaming import StreamedResponse
 
 Message = dict[str, Any]
 WHOLE = {"type": "http.request", "body": b"", "more_body": False}
@@ -57,6 +58,30 @@ async def test_a_read_that_nobody_waits_for_is_cancelled() -> None:
 
     await client.ask(slow)
     assert ended == ["cancelled"]
+
+
+async def test_a_stream_that_ends_slowly_is_closed_all_the_same() -> None:
+    """Its source takes longer than the grace: the second cancellation keeps no turn for ever."""
+    client, ended = Client(), []
+    closed = asyncio.Event()
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"line"
+            client.leaves.set()
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            ended.append("source")
+
+    async def close() -> None:
+        ended.append("turn")
+        closed.set()
+
+    await client.ask(StreamedResponse(lines(), "text/plain", 30, close))
+    async with asyncio.timeout(5):
+        await closed.wait()
+    assert ended == ["source", "turn"]
 
 
 async def test_what_acts_is_carried_out_though_its_client_left() -> None:

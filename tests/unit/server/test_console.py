@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 
 from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START
 from tests.support.memory_api import MemoryBook
+from trainmedic_core.cli.exits import Unreachable
+from trainmedic_server import errors
+from trainmedic_server.auth.auth import Principal
+from trainmedic_server.cli.history import history
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.console.formats import coded, linked_runs
 from trainmedic_server.console.playbook_pages import start_body
+from trainmedic_server.console.standing import KEPT_SECONDS, ServerStanding, StandingView
 from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.playbook import Playbook
 from trainmedic_server.domain.run import StepState, StepStatus
@@ -95,6 +104,28 @@ async def test_what_a_page_offers_to_copy_is_one_command() -> None:
                 assert not [each for each in shlex.shlex(line, punctuation_chars=True, posix=True) if each in ";&|"]
 
 
+@pytest.mark.parametrize(
+    ("query", "command"),
+    [
+        ("open=true&since=", "trainmedic history --open"),
+        ("q=owed:true alert:Hot", "trainmedic history --owes-undo --alert Hot"),
+        ("status=failed,rejected&since=", "trainmedic history --status failed --status rejected"),
+        ("open=false", None),
+    ],
+)
+async def test_the_offered_command_has_the_filters_of_the_page(query: str, command: str | None) -> None:
+    """As the command line takes them; none is offered if it has no option for one. The API takes its own too."""
+    async with World().client() as client:
+        page = (await client.get(f"/runs?{query}", headers=HTML)).text
+        offered = [unescape(line) for line in re.findall(r'data-copy="([^"]*)"', page)]
+        assert [line for line in offered if line.startswith("trainmedic")] == ([command] if command else [])
+        (curl,) = [line for line in offered if line.startswith("curl")]
+        assert (await client.get(shlex.split(curl)[-1])).status_code == 200
+    if command is not None:
+        shown = CliRunner().invoke(history, [*shlex.split(command)[2:], "--server", "http://127.0.0.1:1"])
+        assert shown.exit_code == Unreachable.exit_code, shown.output
+
+
 async def test_the_link_to_the_answer_is_no_link_to_the_page() -> None:
     """A browser that follows it prefers HTML, as always."""
     async with World().client() as client:
@@ -150,6 +181,20 @@ async def test_an_alert_may_be_pasted_whatever_its_length(repeated: int) -> None
         assert (await client.post("/console/explain", data={"alert": pasted}, headers=other)).status_code == 403
     assert page.text.count('class="question">GPUHot') == repeated
     assert 'role="alert"' not in page.text
+
+
+async def test_a_pasted_text_of_many_brackets_is_no_alert() -> None:
+    """Python's parser gives up with an error of its own."""
+    async with World().client() as client:
+        page = await client.get("/explain", params={"alert": "[" * 3000}, headers=HTML)
+    assert (page.status_code, "This is not JSON" in page.text) == (200, True)
+
+
+async def test_a_referer_that_is_no_address_leads_to_the_first_page() -> None:
+    """A refused form has a link back to its page."""
+    async with World().client() as client:
+        page = await client.post("/console/nothing", headers={**HTML, "referer": "http://["}, data={"a": "b"})
+    assert (page.status_code, 'href="/"' in page.text) == (404, True)
 
 
 async def test_text_from_outside_stays_text() -> None:
@@ -449,3 +494,68 @@ async def test_a_job_with_any_name_is_listed() -> None:
         answer = await client.get("/jobs", headers=HTML)
     assert answer.status_code == 200
     assert answer.text.index(">llm-9<") < answer.text.index(">llm-10<")
+
+
+async def test_a_store_that_does_not_respond_is_stated_on_the_page() -> None:
+    """Pages need its newest event, which they cannot read either."""
+    world = World()
+
+    async def away() -> int:
+        raise errors.StoreUnavailable("away")
+
+    world.history.last_seq = away  # type: ignore[method-assign]
+    async with world.client() as client:
+        page = await client.get("/", headers=HTML)
+    assert (page.status_code, "The run store is not responding." in page.text) == (200, True)
+
+
+async def test_a_request_that_is_cut_off_makes_no_old_state_new() -> None:
+    """The next one asks again."""
+    answered = asyncio.Event()
+    answered.set()
+
+    class Api:
+        reads = 0
+
+        async def get(self, principal: Principal, path: str) -> Mapping[str, Any]:
+            await answered.wait()
+            self.reads += path == "/now"
+            return {"ready": True, "reads": self.reads}
+
+    class NoGpus:
+        async def refresh(self) -> None: ...
+
+    async def newest() -> int:
+        return 1
+
+    standing = ServerStanding(Api(), newest, NoGpus())  # type: ignore[arg-type]
+    assert await standing.now() == StandingView(1, {"ready": True, "reads": 1}, True)
+    await asyncio.sleep(KEPT_SECONDS + 1)
+    answered.clear()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(KEPT_SECONDS / 2):
+            await standing.now()
+    answered.set()
+    assert await standing.now() == StandingView(1, {"ready": True, "reads": 2}, True)
+
+
+MALFORMED_REPORTS: tuple[dict[str, Any], ...] = (
+    {"gpus": 5},
+    {"gpus": [5, {"uuid": 5, "pods": 5, "index": [1]}]},
+    {"gpus": [{"uuid": "GPU-1", "power_limit_watts": 10**400, "max_limit_watts": 300, "default_limit_watts": "x"}]},
+    {"evaluations": [{"metric": "m", "value": 1.0, "step": 1, "at": "2026-01-31T12:00:00"}]},
+    {"evaluations": [{"metric": "m", "value": 1.0, "step": 1, "at": "0001-01-01T00:00:00+14:00"}]},
+    {"capabilities": 5, "loss": 10**400, "started": "2026-01-31T12:00:00"},
+)
+
+
+@pytest.mark.parametrize("reported", MALFORMED_REPORTS)
+async def test_no_report_of_a_job_or_an_agent_breaks_a_page(reported: dict[str, Any]) -> None:
+    """Others may write reports too, and a list has those of all."""
+    world = World()
+    world.bus.present = [Presence("n1", START, reported), Presence("n2", START, {"gpus": [{"uuid": "GPU-2"}]})]
+    async with world.client() as client:
+        for path in ("/nodes", "/nodes/n1", "/nodes/n1?whole=1", "/jobs", "/jobs/n1", "/jobs/n1?whole=1"):
+            page = await client.get(path, headers=HTML)
+            assert page.status_code == 200, path
+            assert "n1" in page.text

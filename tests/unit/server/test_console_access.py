@@ -381,3 +381,16 @@ async def test_a_pause_with_half_a_label_is_refused(labels: str) -> None:
         assert answer.status_code == 422
         assert "is not NAME=VALUE" in answer.text
         assert (await client.get("/pauses")).json()["items"] == []
+
+
+@pytest.mark.parametrize(("form", "status"), [("try", 200), ("start", 422)])
+async def test_a_start_with_half_a_label_is_refused(form: str, status: int) -> None:
+    """It would fit no firing alert, so that the run's changes would outlast it."""
+    here, _ = world()
+    async with here.client() as client:
+        await sign_in(client, "op")
+        fields = {"target": "node:n1", "labels": "job_name", "key": "k"}
+        answer = await client.post(f"/console/playbooks/cool/{form}", data=fields, headers=FORM)
+        assert answer.status_code == status
+        assert "is not NAME=VALUE" in answer.text
+        assert here.history.records == {}

@@ -9,8 +9,10 @@ import pytest
 
 from tests.support.api_world import World, alert, payload
 from tests.support.memory_api import MemoryHistory
+from trainmedic_server.console.fragments import Fragments
 from trainmedic_server.console.live import LiveBoard
-from trainmedic_server.errors import Saturated
+from trainmedic_server.console.standing import StandingView
+from trainmedic_server.errors import Saturated, StoreUnavailable
 from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.live.event_feed import EventFeed
 from trainmedic_server.telemetry import Metrics
@@ -134,3 +136,32 @@ async def test_a_page_that_was_told_of_an_event_sees_it_when_it_asks_again() -> 
             assert page.status_code == 200
         assert "node-7" in page.text
         assert f'data-seq="{newest}"' in page.text
+
+
+@pytest.mark.parametrize("topic", ["head", "now"])
+async def test_open_pages_are_told_nothing_of_a_state_that_is_not_known(topic: str) -> None:
+    """It would stay until the next event; the board tries again until the store responds."""
+
+    class Unknown:
+        async def now(self, *, since: int = 0) -> StandingView:
+            return StandingView(0, None, False)
+
+    fragments = Fragments(None, None, Unknown())  # type: ignore[arg-type]
+    with pytest.raises(StoreUnavailable):
+        await fragments.render(topic, (), 7)
+
+
+async def test_a_page_that_leaves_while_the_store_is_slow_takes_no_place() -> None:
+    """Its request is cut off before it has joined."""
+    pages, history, _ = board()
+
+    async def slow() -> int:
+        await asyncio.sleep(60)
+        return 0
+
+    history.last_seq = slow  # type: ignore[method-assign]
+    for _ in range(LIMITS.viewers + 1):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await pages.join({"head"})
+    assert (pages._viewers, pages._reader) == (0, None)

@@ -298,6 +298,24 @@ def test_what_names_no_place_is_refused(text: str) -> None:
         LogPlace.read(text)
 
 
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        ({"at": "0001-01-01T00:00:00Z"}, 422),
+        ({"at": "9999-12-31T23:59:59Z"}, 422),
+        ({"before": "9999-12-31T23:59:59.999999Z~0"}, 422),
+        ({"since": "0001-01-01T00:00:00Z"}, 422),
+        ({"since": "0001-01-02T00:00:00Z"}, 200),
+        ({"until": "9999-12-31T23:59:59.999999Z"}, 422),
+    ],
+)
+async def test_a_time_at_the_end_of_all_dates_is_no_error_of_the_server(address: dict[str, str], status: int) -> None:
+    """A window around it would have no limits. One that begins there is searched as far as the time allows."""
+    async with World().client() as client:
+        assert (await client.get(LOG, params=address, headers=HTML)).status_code == status
+    assert around(address.get("at", "")) == ""
+
+
 def test_matches_are_marked_by_character_and_not_by_byte() -> None:
     """Escaped like the rest of the line."""
     pattern = SearchPattern("(?i)ü<b>")

@@ -105,6 +105,7 @@ def test_what_has_resolved_stays_resolved(alert: Mapping[str, Any]) -> None:
         ([3], "must be an object"),
         ([{"labels": LABELS}] * 1001, "at most 1000"),
         ({"status": "success", "data": {"result": []}}, "no known form"),
+        ({"event": "\ud800", "labels": {}}, "half a surrogate pair"),
     ],
 )
 def test_what_is_no_alert_is_refused(document: Any, said: str) -> None:

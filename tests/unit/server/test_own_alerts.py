@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -98,6 +98,30 @@ async def test_the_alert_of_a_finding_is_own_by_all_its_labels() -> None:
         {**{name: value for name, value in forged.labels.items() if name != "source"}, "exported_source": "log"},
         {"alertname": "X", "source": "vmalert"},
     ]
+
+
+async def test_many_alerts_of_findings_are_checked_at_the_cost_of_each() -> None:
+    """Without a look at any verdict, and with each alert's labels compared once."""
+    looks = []
+
+    class Labels(dict[str, str]):
+        def items(self) -> Any:
+            looks.append("labels")
+            return super().items()
+
+    class Stored:
+        async def alerts_raised(self, fingerprints: Collection[str]) -> list[Mapping[str, str]]:
+            return [Labels(alert.labels) for alert in alerts]
+
+        async def verdicts_of(self, job: str, limit: int, attempt: int | None = None) -> list[KnownVerdict]:
+            looks.append("verdicts")
+            return []
+
+    alerts = [posted({"alertname": "A", "source": "log", "job_name": f"llm-{number}"}) for number in range(100)]
+    stored: Any = Stored()
+    delivery = Delivery("d", START, "r", "", "", tuple(alerts))
+    assert (await OwnAlerts(stored, stored).checked(delivery)).alerts == tuple(alerts)
+    assert looks == ["labels"] * 100
 
 
 async def test_what_the_webhook_takes_was_checked() -> None:

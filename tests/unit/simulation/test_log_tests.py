@@ -170,6 +170,7 @@ tests:
         ("{lines: [{source: trainng, text: x}], expect: {}}", "lines[0].source: there is no 'trainng'; did you mean 'training'?"),
         ("{lines: [{source: training}], expect: {}}", "lines[0]: a line has either `text` or `fixture`"),
         ("{lines: [{source: training, text: x, rank: many}], expect: {}}", "lines[0].rank: 'many' is not a rank; write one as 3, several as 0-7"),
+        ("{lines: [{source: training, text: x, rank: 7-0}], expect: {}}", "lines[0].rank: '7-0' is not a rank; write one as 3, several as 0-7"),
         ("{lines: [{source: training, text: x, ranks: 1}], expect: {}}", "unknown key 'ranks'; did you mean 'rank'?"),
     ],
 )  # fmt: skip

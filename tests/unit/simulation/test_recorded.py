@@ -50,6 +50,8 @@ def test_a_label_may_be_named_like_a_member(tmp_path: Path) -> None:
     [
         ("nonsense", "is not one alert or run of the history"),
         (json.dumps({**ALERT, "count": "three"}), "count"),
+        (json.dumps({**ALERT, "count": 10**30}), "count"),
+        (json.dumps({**examples.ITEM, "duration_ms": 10**18}), "duration_ms"),
         (json.dumps({**ALERT, "first_heard": "2026-01-31T12:00:30"}), "first_heard"),
         (json.dumps({"playbook": "cap"}), "run_id"),
         ('{"items": [], "next": null}', "is a page of the API; export with"),

@@ -223,6 +223,8 @@ def test_an_old_alert_is_stale_and_mode_observe_acts_on_nothing(run: Run) -> Non
         ("replies: {cap: aplied}\nexpect: {runs: []}", "'aplied' is not one of applied, failed"),
         ("end: 1s\norders: [{at: 2s, do: pause}]\nexpect: {runs: []}", "an entry at 2s is after the test's end"),
         ("end: 30d\nexpect: {runs: []}", "a test lasts at most 7d"),
+        ("orders: [{do: restart, down: 7000y}]\nexpect: {runs: []}", "'down' is at most 7d"),
+        (f"alerts: [{{alert: {HOT}, starts_at: -3000y}}]\nexpect: {{runs: []}}", "1095000d is too long"),
         ("expect: []", "must not be empty"),
     ],
 )

@@ -16,7 +16,7 @@ from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.run import Status
 from trainmedic_server.ports.received_alerts import ReceivedAlertFilter, ReceivedAlerts
 
-_IDS_PER_QUERY = 500
+_IDS_PER_QUERY = 500  # far below the 32,766 values that SQLite takes in a statement
 _KEY = sa.tuple_(alerts.c.first_heard_at, alerts.c.fingerprint, alerts.c.starts_at)
 
 

@@ -26,11 +26,11 @@ def copy(url: str, target: Path) -> int:
             "use PostgreSQL's own tools, also while the server runs: pg_dump --format=custom"
         )
     source = database.file_of(database.parse(url))
-    if not source.exists():
-        raise errors.ConfigurationError(f"there is no run store at {source}")
-    if target.exists():
-        raise _exists_error(target)
     try:
+        if not source.exists():
+            raise errors.ConfigurationError(f"there is no run store at {source}")
+        if target.exists():
+            raise _exists_error(target)
         # A unique name, so that two copies to one file do not write to each other's.
         descriptor, partial = tempfile.mkstemp(".partial", f"{target.name}.", target.parent)
         os.close(descriptor)

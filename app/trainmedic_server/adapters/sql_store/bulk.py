@@ -1,5 +1,10 @@
-"""Insert of tuples in column order, without `seq`. A row with an existing key is an error, is skipped (``ignore``),
-or replaces (``update``) or adds to (``add``) the columns in `update`, None for all but the key.
+"""Insert of tuples in column order, without `seq`.
+
+A row whose key exists is an error, or by `on_conflict`:
+
+- ``ignore``: skipped;
+- ``update``: replaces the columns in `update`, None for all but the key;
+- ``add``: adds to these columns.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
 }
 
 
-# Both return None if values need no conversion.
+# `encoder` and `decoder` return None if values need no conversion.
 def encoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
     if isinstance(kind, sa.Boolean) and not dialect.supports_native_boolean:
         return int  # SQLAlchemy's own function also checks the value
@@ -103,5 +103,5 @@ metadata = sa.MetaData(
 
 
 def partial_index(name: str, *columns: Any, where: str, unique: bool = False) -> None:
-    """Define an index in SQLite's form. Only stores in memory are made from it, stored ones by the migrations."""
+    """Define an index in SQLite's form. Only in-memory stores get it from here, others from migrations."""
     sa.Index(name, *columns, unique=unique, sqlite_where=sa.text(where))

@@ -73,15 +73,20 @@ def parse(url: str) -> sa.URL:
         parsed = sa.make_url(url)
     except (exc.ArgumentError, ValueError) as error:
         raise errors.ConfigurationError(f"the database URL cannot be read; {_URL_EXAMPLES}") from error
-    backend = parsed.get_backend_name()
-    if backend != "sqlite":
-        raise errors.ConfigurationError(f"the run store has no support for {backend!r} databases; {_URL_EXAMPLES}")
+    if parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
+        raise errors.ConfigurationError(
+            f"the run store has no support for {parsed.drivername!r} databases; {_URL_EXAMPLES}"
+        )
     database = parsed.database
     if not database or database == ":memory:" or database.startswith("file:") or {"mode", "uri"} & set(parsed.query):
         raise errors.ConfigurationError("the database URL names no file; write sqlite:////path/to/file")
     try:
+        parsed.get_dialect()().create_connect_args(parsed)  # as each engine does
+    except (exc.ArgumentError, ValueError) as error:  # a host, or a wrong value in the query
+        raise errors.ConfigurationError(f"the database URL cannot be used; {_URL_EXAMPLES}") from error
+    try:
         return parsed.set(database=str(Path(database).resolve()))
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symlinks
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of symlinks; ValueError: a NUL
         raise errors.ConfigurationError(f"the database file {database} cannot be found: {error}") from error
 
 

@@ -22,12 +22,12 @@ from trainmedic_server.ports.findings import FindingFilter, FindingHistory, Find
 from trainmedic_server.ports.verdicts import VerdictHistory, VerdictRecord
 
 _MOST_FINDINGS = 200  # In `findings_of_alerts`: findings returned, and fingerprints searched.
-_FINGERPRINTS_PER_QUERY = 500
+_FINGERPRINTS_PER_QUERY = 500  # far below the 32,766 values that SQLite takes in a statement
 
 
 class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):
-    async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]:
-        return await self._read(lambda connection: verdicts.read(connection, verdicts.of_job(job, limit)))
+    async def verdicts_of(self, job: str, limit: int, attempt: int | None = None) -> list[KnownVerdict]:
+        return await self._read(lambda connection: verdicts.read(connection, verdicts.of_job(job, limit, attempt)))
 
     async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]:
         return await self._read(lambda connection: verdicts.read(connection, verdicts.of_node(node, since)))

@@ -22,8 +22,8 @@ def time_of(microseconds: int) -> datetime:
     return EPOCH + timedelta(microseconds=microseconds)
 
 
-def encode(created_at: datetime, run_id: str) -> str:
-    raw = f"{microseconds_of(created_at)}.{run_id}".encode()
+def encode(at: datetime, item_id: str) -> str:
+    raw = f"{microseconds_of(at)}.{item_id}".encode()
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
@@ -33,9 +33,9 @@ def decode(cursor: str) -> tuple[datetime, str]:
         if len(cursor) > _LONGEST:
             raise ValueError("too long")
         raw = base64.b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        micros, dot, run_id = raw.decode().partition(".")
-        if not dot or not run_id or "\0" in run_id:
-            raise ValueError("no run in it")
-        return time_of(int(micros)), run_id
+        micros, dot, item_id = raw.decode().partition(".")
+        if not dot or not item_id or "\0" in item_id:
+            raise ValueError("no ID in it")
+        return time_of(int(micros)), item_id
     except (ValueError, OverflowError, binascii.Error) as error:
         raise ValueError(f"{cursor[:80]!r} is not a cursor of the history") from error

@@ -15,12 +15,12 @@ KEYS: sa.BindParameter[Any] = sa.bindparam("keys", expanding=True)
 """Placeholder of the list, used once: ``column.in_(KEYS)``. Keys are text."""
 
 WANTED = sa.values(sa.column("key", Text), name="wanted").data([(sa.bindparam(KEYS.key, type_=Text),)]).cte("wanted")
-"""Answers for each key separately: ``sa.select(WANTED.c.key, ...)``."""
+"""The keys as a table, to query each separately: ``sa.select(WANTED.c.key, ...)``."""
 
 # A placeholder may have a type: %s::VARCHAR COLLATE "C". A list of constants begins with a quote.
 _LIST = re.compile(r"(.* IN \(|.*\(VALUES )(\(?(?:\?|%s)[^,()]*\)?)(\).*)", re.DOTALL)
 
-_LENGTHS = (1, 4, 16, 64, 256)  # A shorter list is filled with its last key.
+_LENGTHS = (1, 4, 16, 64, 256)  # A list between two of them repeats its last key up to the next.
 
 Row = tuple[Any, ...]
 Converters = Sequence[tuple[int, Callable[[Any], Any]]]

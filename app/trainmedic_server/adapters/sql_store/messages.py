@@ -30,11 +30,12 @@ messages = sa.Table(
     sa.Column("sent_at", TimeColumn),
     sa.Column("newer_kind", Text),
 )
-"""Earlier releases stop at an unknown kind. So a new one is in ``newer_kind``, and ``kind`` has the nearest that every
-release knows.
+"""Earlier releases stop at an unknown kind. So a new kind is in ``newer_kind``, and ``kind`` has the nearest one that
+every release knows.
 """
 
-_NEWER: Mapping[MessageKind, MessageKind] = {
+# for each newer kind, what earlier releases read in its place
+_NEAREST_KIND: Mapping[MessageKind, MessageKind] = {
     MessageKind.NOT_STARTED: MessageKind.RUN_FAILED,
     MessageKind.TARGET_UNKNOWN: MessageKind.RUN_FAILED,
     MessageKind.EFFECT_LOST: MessageKind.RUN_FAILED,
@@ -114,9 +115,9 @@ class SqlMessages(StoredMessages):
 
 
 def _row(message: Message) -> tuple[Any, ...]:
-    older_kind = _NEWER.get(message.kind)
-    newer_kind = message.kind if older_kind else None
-    values = {"kind": older_kind or message.kind, "sent_at": None, "newer_kind": newer_kind}
+    nearest = _NEAREST_KIND.get(message.kind)
+    newer_kind = message.kind if nearest else None
+    values = {"kind": nearest or message.kind, "sent_at": None, "newer_kind": newer_kind}
     values |= {column.name: getattr(message, column.name) for column in messages.c if column.name not in values}
     return tuple(values[column.name] for column in messages.c)
 

@@ -1,7 +1,7 @@
 """Deletion of old runs after they were archived.
 
-A file is written before its first run is deleted, the next one after its last. So a kill leaves only runs of the newest
-file in both.
+A file is written before its first run is deleted, the next one after its last. So after a kill, only the newest
+file has runs that the store still has.
 """
 
 from __future__ import annotations

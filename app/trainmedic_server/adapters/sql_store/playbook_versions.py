@@ -10,7 +10,7 @@ from trainmedic_server.adapters.sql_store.history import SqlHistory
 from trainmedic_server.adapters.sql_store.schema import is_no_member, playbook_versions, runs
 from trainmedic_server.ports.playbook_versions import PlaybookVersions, UsedVersion
 
-_MOST_VERSIONS = 500
+_MOST_VERSIONS = 500  # of a playbook, the newest
 _NAME: sa.BindParameter[str] = sa.bindparam("name")
 _NEWEST_RUNS = (
     sa.select(runs.c.version, runs.c.created_at, runs.c.id)

@@ -33,9 +33,10 @@ _CONNECT_SECONDS = 5
 _NAME_BYTES = 63  # PostgreSQL's limit
 _NAME_PREFIX = "trainmedic@"
 _SCHEME = re.compile(r"(postgresql|postgres)(\+\w+)?:")
-# A login or database that is missing or forbidden: retrying is useless.
+# A login or database that is missing or forbidden, or an option of the URL with a wrong value: retrying is useless.
 _PERMANENT_FAILURE = re.compile(
     r"password authentication failed|no password supplied|no pg_hba.conf entry|does not exist"
+    r"|invalid \w+ value|bad value for"
 )
 # Acknowledged data must survive a crash of PostgreSQL, whatever the database's default. Stricter values stay.
 _REQUIRE_DURABILITY = (
@@ -194,7 +195,8 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
     import psycopg
 
     in_url = psycopg.conninfo.conninfo_to_dict(conninfo(url))
-    # Settings of the client: seconds, and milliseconds. `limits` are the server's settings, by name, in seconds.
+    # `limits` are settings of PostgreSQL by name, in seconds. `ours` are the client's: `connect_timeout` in seconds,
+    # `tcp_user_timeout` in milliseconds.
     ours = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 10_000, **more}
     # The URL's options have priority, except the name, by which servers find each other.
     options = {name: value for name, value in ours.items() if name == "application_name" or name not in in_url}

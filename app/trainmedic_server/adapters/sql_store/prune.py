@@ -46,8 +46,8 @@ _FINGERPRINTS: sa.BindParameter[Any] = sa.bindparam("fingerprints", expanding=Tr
 
 _others = runs.alias("others")
 _HAS_MEMBERS = sa.exists().where(_others.c.parent == runs.c.id)
+# Members of an open group stay: after a restart, their parent counts them again.
 _IS_OF_OPEN_GROUP = sa.exists().where(_others.c.id == runs.c.parent, _others.c.unfinished)
-"""The parent counts its members again after a restart."""
 
 _OLD_RUNS = (
     sa.select(runs.c.id)
@@ -78,8 +78,8 @@ _OLD_ALERTS = (
 _DELETE_ALERTS = sa.delete(alerts).where(
     alerts.c.fingerprint.in_(_FINGERPRINTS), alerts.c.last_heard_at < _BEFORE, ~_HAS_RUN
 )
+# The first condition nearly always implies the second, and has an index.
 _IS_UNUSED = sa.and_(sa.not_(alerts.c.reacted), ~_HAS_RUN)
-"""The first condition nearly always implies the second, and has an index."""
 _COUNT_UNUSED_ALERTS = sa.select(sa.func.count()).select_from(alerts).where(_IS_UNUSED)
 _OLDEST_UNUSED_ALERTS = (
     sa.select(alerts.c.fingerprint, alerts.c.starts_at)

@@ -10,7 +10,7 @@ from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Run, Status, StepStatus
 
-# Facts. After these four stands a value, as in ``status:failed``.
+# Facts. These four are followed by a value, as in ``status:failed``.
 STATUS, EFFECT, REPAIR_SECONDS, PERSON_SECONDS = "status", "effect", "repair_seconds", "person_seconds"
 TIMED_OUT, REPEATED = "timed_out", "repeated"
 REPEATED_WITHIN = timedelta(hours=1)  # From the end of a playbook's last run on the target to the next run.

@@ -81,7 +81,7 @@ runs = sa.Table(
     sa.Column("memory", JsonColumn),
     sa.Column("request_digest", Text),
 )
-"""`Run`s. ``unfinished``: open, or with a pending undo, of a parent also of its members. ``original_…`` are null if no
+"""`Run`s. ``unfinished`` ones are open, or have a pending undo or an unfinished member. ``original_…`` are null if no
 alert map changed the alert. ``also`` are the keys of further targets, null without any.
 """
 
@@ -276,6 +276,7 @@ _IS_UNCERTAIN = f"status <> '{StepStatus.SUCCEEDED.value}'"
 _IS_NOT_UNDONE = f"undo_status <> '{UndoStatus.DONE.value}'"
 _IS_UNDO = f"kind = '{OrderKind.UNDO.value}'"
 
+# Conditions with the exact words of the partial indexes, without which databases do not use these.
 is_open = sa.text(_IS_OPEN)
 is_closed = sa.text(f"NOT ({_IS_OPEN})")
 was_started = sa.text(_WAS_STARTED)
@@ -284,7 +285,6 @@ is_no_member = sa.text(f"runs.{_IS_NO_MEMBER}")
 is_uncertain = sa.text(f"steps.{_IS_UNCERTAIN}")
 is_not_undone = sa.text(_IS_NOT_UNDONE)
 is_undo = sa.text(f"orders.{_IS_UNDO}")
-"""These conditions are worded exactly as in the partial indexes, as databases require."""
 
 
 def _page_index(

@@ -172,7 +172,7 @@ class SqlTransaction(Transaction):
 
     def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]:
         connection = self._flushed_if(lambda pending: pending.fingerprints)
-        rows = connection.execute(statements.firing(names), {"limit": limit})
+        rows = connection.execute(statements.firing(names, connection.dialect), {"limit": limit})
         return [mapping.alert_of(row) for row in rows]
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:

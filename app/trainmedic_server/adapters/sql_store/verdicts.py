@@ -13,7 +13,7 @@ from trainmedic_server.adapters.sql_store.bulk import BulkInsert
 from trainmedic_server.adapters.sql_store.columns import JsonColumn, Text, TimeColumn, metadata, partial_index
 from trainmedic_server.ports.verdicts import StoredVerdicts, VerdictRecord
 
-_MOST_OF_NODE = 100
+_MOST_OF_NODE = 100  # jobs, of which three make a node suspect
 
 verdicts = sa.Table(
     "verdicts",
@@ -40,13 +40,19 @@ partial_index("ix_verdicts_node", verdicts.c.node, verdicts.c.began_at, where="n
 partial_index("ix_verdicts_tell", verdicts.c.tell_at, where="tell_at IS NOT NULL")
 
 
-def of_job(job: str, limit: int) -> sa.Select[Any]:
-    return sa.select(verdicts).where(verdicts.c.job == job).order_by(verdicts.c.began_at.desc()).limit(limit)
+def of_job(job: str, limit: int, attempt: int | None = None) -> sa.Select[Any]:
+    statement = sa.select(verdicts).where(verdicts.c.job == job)
+    if attempt is not None:
+        statement = statement.where(verdicts.c.attempt == attempt)
+    return statement.order_by(verdicts.c.began_at.desc()).limit(limit)
 
 
 def of_node(node: str, since: datetime) -> sa.Select[Any]:
-    statement = sa.select(verdicts).where(verdicts.c.node == node, verdicts.c.began_at >= since)
-    return statement.order_by(verdicts.c.began_at.desc()).limit(_MOST_OF_NODE)
+    on_node = sa.and_(verdicts.c.node == node, verdicts.c.began_at >= since)
+    # One of each job: a slow job has a hundred within days, which would hide the other jobs.
+    newest = sa.select(verdicts.c.job, sa.func.max(verdicts.c.began_at)).where(on_node).group_by(verdicts.c.job)
+    chosen = sa.select(verdicts).where(on_node, sa.tuple_(verdicts.c.job, verdicts.c.began_at).in_(newest))
+    return chosen.order_by(verdicts.c.began_at.desc()).limit(_MOST_OF_NODE)
 
 
 def read(connection: sa.Connection, statement: sa.Select[Any]) -> list[KnownVerdict]:

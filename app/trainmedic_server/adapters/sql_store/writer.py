@@ -26,7 +26,7 @@ from trainmedic_server.ports.fence import Fence, no_fence
 
 log = telemetry.logger(__name__)
 
-_MOST_UNITS = 500  # In one transaction.
+_MOST_UNITS = 500  # In one transaction, so that its units do not wait for all of a long queue.
 
 
 class UnitOfWork(Struct, eq=False):

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from trainmedic_server.domain.run import Decision, Run
 
-_REWRITE_NODE_AFTER = timedelta(hours=1)
+_REWRITE_NODE_AFTER = timedelta(hours=1)  # The stored time is at most this old. It only decides when a row is pruned.
 
 
 class WriterCache:

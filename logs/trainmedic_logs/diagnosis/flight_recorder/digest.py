@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trainmedic_logs.diagnosis.flight_recorder.dump import Dump, Entry, ProcessGroup
+from trainmedic_logs.diagnosis.flight_recorder.dump import MOST_MEMBERS, Dump, Entry, ProcessGroup
 from trainmedic_logs.domain.finding_codec import read_ranks, write_ranks
 from trainmedic_logs.errors import DumpError
 from trainmedic_logs.lines.masks import masked
@@ -87,10 +87,12 @@ def _line(**members: Any) -> str:
 
 
 def _dump(fields: dict[str, Any]) -> Dump:
-    groups = [
-        ProcessGroup(str(name)[:200], str(description)[:200], tuple(sorted(read_ranks(ranks))))
-        for name, description, ranks in fields["groups"]
-    ]
+    groups: list[ProcessGroup] = []
+    left = MOST_MEMBERS
+    for name, description, written in fields["groups"]:
+        ranks = tuple(sorted(read_ranks(written, left)))
+        left -= len(ranks)
+        groups.append(ProcessGroup(str(name)[:200], str(description)[:200], ranks))
     operations = [str(operation)[:200] for operation in fields["operations"]]
     entries = tuple(
         Entry(

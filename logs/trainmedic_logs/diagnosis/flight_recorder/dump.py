@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 from msgspec import Struct
 
 from trainmedic_logs.diagnosis.flight_recorder import plain_pickle
+from trainmedic_logs.domain.finding import RANK_LIMIT
 from trainmedic_logs.errors import DumpError
 
 MOST_BYTES = 64 * 1024 * 1024
@@ -141,18 +142,19 @@ def _groups(configured: Mapping[Any, Any]) -> Iterable[tuple[str, ProcessGroup]]
 
 
 def _members(ranks: Any) -> tuple[int, ...]:
+    listed: Iterable[int | None] = ()
     if isinstance(ranks, str) and len(ranks) <= 8 * _MOST_RANKS:
-        return tuple(sorted({int(found) for found in _RANKS.findall(ranks)}))
-    if isinstance(ranks, list | tuple) and len(ranks) <= _MOST_RANKS:
-        return tuple(sorted({rank for item in ranks if (rank := _number(item)) is not None}))
-    return ()
+        listed = map(int, _RANKS.findall(ranks))
+    elif isinstance(ranks, list | tuple) and len(ranks) <= _MOST_RANKS:
+        listed = map(_number, ranks)
+    return tuple(sorted({rank for rank in listed if rank is not None and 0 <= rank < RANK_LIMIT}))
 
 
 def _entry(item: Any, groups: Mapping[str, ProcessGroup]) -> Entry | None:
     if not isinstance(item, dict) or item.get("is_p2p"):
         return None
     number, named = _number(item.get("collective_seq_id")), item.get("process_group")
-    if number is None or not isinstance(named, list | tuple) or not named:
+    if number is None or number < 0 or not isinstance(named, list | tuple) or not named:
         return None
     name = _text(named[0])
     description = _text(named[1]) if len(named) > 1 else ""
@@ -160,7 +162,7 @@ def _entry(item: Any, groups: Mapping[str, ProcessGroup]) -> Entry | None:
     # Gloo keeps the state and marks completion with "retired".
     is_done = item.get("state") == "completed" or item.get("retired") is True
     operation, sizes = _text(item.get("profiling_name")), _sizes(item.get("input_sizes"))
-    created = _number(item.get("time_created_ns")) or 0
+    created = max(_number(item.get("time_created_ns")) or 0, 0)
     return Entry(group, number, operation, sizes, is_done, item.get("state") == "started", created)
 
 
@@ -183,7 +185,7 @@ def _last_called(status: Any) -> frozenset[int] | None:
     if not isinstance(status, dict) or len(status) > MOST_GROUPS:
         return None
     called = (_number(of.get("last_enqueued_collective")) for of in status.values() if isinstance(of, dict))
-    return frozenset(number for number in called if number is not None)
+    return frozenset(number for number in called if number is not None and number >= -1)  # -1: none yet
 
 
 def _sizes(value: Any) -> str:

@@ -22,12 +22,6 @@ log = logging.getLogger("trainmedic")
 
 TRAINING = "training.pt"
 
-# Errors of torch.load for missing, truncated, changed or outdated files.
-_UNREADABLE = (
-    *(OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, ImportError, TypeError),
-    *(pickle.UnpicklingError, zipfile.BadZipFile),
-)
-
 
 class UnusableCheckpoint(TrainmedicError):
     """A checkpoint cannot be loaded; nothing has changed."""
@@ -91,7 +85,7 @@ def read_file(path: Path, checked: bool) -> Any:
             if not _only_we_can_write(path):
                 raise
             return torch.load(path, map_location="cpu", weights_only=False)
-    except _UNREADABLE as error:
+    except Exception as error:  # zipfile and torch.load raise many types for damaged files
         raise UnusableCheckpoint(f"{path.parent.name}/{path.name} cannot be read: {_first_line(error)}") from error
 
 

@@ -171,10 +171,16 @@ class CheckpointDirectory:
             leftovers = [path for path in self._root.iterdir() if self._is_leftover(path.name)]
             to_delete += [path for path in leftovers if not checkpoints.is_pinned_by_user(path)]
         self._warn_if_too_few([each for each in present if each.path not in to_delete], len(to_delete))
+        fault: OSError | None = None
         for path in to_delete:
-            # Delete the mark first: a partly deleted checkpoint must not count as complete.
-            (path / checkpoints.COMPLETE).unlink(missing_ok=True)
-            shutil.rmtree(path)
+            try:
+                # Delete the mark first: a partly deleted checkpoint must not count as complete.
+                (path / checkpoints.COMPLETE).unlink(missing_ok=True)
+                shutil.rmtree(path)
+            except OSError as error:  # the others can still be deleted
+                fault = error
+        if fault is not None:
+            raise fault
 
     def _is_leftover(self, name: str) -> bool:
         # A new ``unfinished-`` directory of another process may still be written.
@@ -238,7 +244,9 @@ class CheckpointDirectory:
         """Rename and mark a written checkpoint; return its time."""
         if self._is_of_another_process(path, checkpoints.completion(path)):
             raise TrainmedicError(f"{path.name} is there already: {_SHARED}")
-        if path.exists():  # incomplete, or of the same step and equivalent
+        if checkpoints.is_pinned_by_user(path):
+            path.rename(self._abandoned_path(path))
+        elif path.exists():  # incomplete, or of the same step and equivalent
             shutil.rmtree(path)
         unfinished.rename(path)
         checkpoints.flush_directory(self._root)
@@ -260,7 +268,7 @@ class CheckpointDirectory:
                 is_complete = all((path / name).stat().st_size == size for name, size in facts["files"].items())
                 health = CheckpointHealth.from_json(facts.get("health"))
                 return SavedCheckpoint(int(facts["step"]), at, path, complete=is_complete, health=health)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 pass  # an invalid mark, or missing files
         return SavedCheckpoint(step, datetime.fromtimestamp(0, timezone.utc), path, complete=False)
 

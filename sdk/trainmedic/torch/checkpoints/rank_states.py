@@ -129,7 +129,7 @@ def why_not_united(part: str, checkpoint: str, written_by: int) -> str:
 
 def _digests_by_path(states: Sequence[RankState], part: str) -> dict[str, set[str]]:
     digests: dict[str, set[str]] = {}
-    in_part = _text((part,)).removesuffix("]")  # so begin the paths in ``part``, as text
+    in_part = _text((part,)).removesuffix("]")  # paths in ``part`` begin with it, as text
     for state in states:
         for path, digest in state.digests.items():
             if path.startswith(in_part) and HOOK not in path:

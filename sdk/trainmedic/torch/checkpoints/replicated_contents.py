@@ -16,7 +16,7 @@ from trainmedic.torch.checkpoints.rank_states import RankState, merge, own_part,
 from trainmedic.torch.optimizer_states import is_zero_redundancy, owned_numbers
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 
-# Key in a rank's own part, as `own_part` returns it. Earlier releases stored the modules' buffers there instead.
+# Key in a rank's own part by `own_part`. The own part of earlier releases, without it, is the modules' buffers.
 _PATHS = "paths"
 
 

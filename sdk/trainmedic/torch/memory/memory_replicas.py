@@ -96,7 +96,9 @@ class MemoryReplicas:
     def _update(self, ward: int, address: Address) -> None:
         """Copy a ward's newest checkpoint if it is new."""
         slots = self._slots[ward]
-        newest = max((slot.mark for slot in slots if slot.mark is not None), default=None, key=lambda mark: mark.at)
+        # Read each mark once, here and below: another thread may clear it.
+        marks = [mark for slot in slots if (mark := slot.mark) is not None]
+        newest = max(marks, default=None, key=lambda mark: mark.at)
         slot: Slot | None = None
 
         def memory_for(mark: SlotMark) -> memoryview:
@@ -146,16 +148,18 @@ class MemoryReplicas:
             yield None
             return
         with pool.using(newest) as slot:
-            yield None if slot.mark is None else (slot.mark, memoryview(slot.memory))
+            mark = slot.mark
+            yield None if mark is None else (mark, memoryview(slot.memory))
 
     def _newest_to_copy(self, request: Mapping[str, Any]) -> Slot | None:
         pool, every = self._memory.pool, request["multiple_of"]
         if pool is None or request["rank"] != self._rank or type(every) is not int or every == 0:
             return None
-        copied = [slot for slot in pool.complete() if slot.mark is not None and slot.mark.step % every == 0]
-        newest = copied[-1] if copied else None
-        is_known = newest is not None and newest.mark is not None and newest.mark.set_id == request["other_than"]
-        return None if is_known else newest
+        marked = [(mark, slot) for slot in pool.complete() if (mark := slot.mark) is not None]
+        copied = [(mark, slot) for mark, slot in marked if mark.step % every == 0]
+        if not copied or copied[-1][0].set_id == request["other_than"]:
+            return None
+        return copied[-1][1]
 
     @contextmanager
     def _in_files(self, set_id: str, rank: Any) -> Iterator[Found | None]:
@@ -167,4 +171,5 @@ class MemoryReplicas:
 
 
 def _time_of(slot: Slot) -> str:
-    return "" if slot.mark is None else slot.mark.at
+    mark = slot.mark
+    return "" if mark is None else mark.at

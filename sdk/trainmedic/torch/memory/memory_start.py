@@ -91,9 +91,13 @@ class MemoryStart:
 
         ``newest_step`` returns the disk's; only a later one is fetched from other nodes. None restores nothing.
         """
-        if self._lock is not None:  # from a failed start
+        # From a failed start.
+        if self._lock is not None:
             self._lock.release()
             self._lock = None
+        if self._replicas is not None:
+            self._replicas.end(in_order=False)
+            self._replicas = None
         names = group.choose(lambda: self._names(newest_step))
         directory = self._open(names["training"], group.rank)
         self._serve(directory, group.rank, bytes.fromhex(names["secret"]))
@@ -225,7 +229,7 @@ class MemoryStart:
 
     def _copy(self, source: Any, mark: SlotMark, pool: SlotPool) -> None:
         slot = pool.make(mark.size)
-        slot.memory[: mark.size] = source[: mark.size]
+        slot.memory[: mark.size] = memoryview(source)[: mark.size]  # a slice of the map itself would be a copy
         slot.complete(mark)
 
     def _fetch(self, address: Address, mark: SlotMark, pool: SlotPool, source: MemoryReplicas) -> None:

@@ -23,8 +23,7 @@ except ImportError:  # later PyTorch releases may lack it
 
 _GROUP_METHODS = ("wait_for_unshard", "post_backward", "finalize_backward")  # waiting methods of `fully_shard` on CUDA
 _GROUP_COLLECTIVES = ("_all_gather_comm", "_reduce_scatter_comm")  # callable objects of `fully_shard` on a CPU
-# Functions of `FullyShardedDataParallel`, whose parameters are flat.
-# Waiting functions on CUDA.
+# Functions of `FullyShardedDataParallel`, whose parameters are flat. First those that wait on CUDA.
 _FLAT_WAITS = ("_pre_forward_unshard", "_pre_backward_hook", "_post_backward_final_callback")
 _FLAT_GATHERING = "_all_gather_flat_param"  # gathering method of a handle, on a CPU
 _FLAT_REDUCTIONS = ("_reduce_grad", "_reduce_grad_no_shard")  # reducing functions on a CPU

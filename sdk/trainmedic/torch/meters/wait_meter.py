@@ -16,7 +16,7 @@ from trainmedic.torch.meters.sharded_waits import ShardedWaits
 from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch, measuring_hook
 
 _engine: Any = torch.autograd.Variable._execution_engine
-_MOST_MISSED = 10  # consecutive steps without the gradient found, until another is sought
+_MOST_MISSED = 10  # consecutive steps without the last gradient that was found, until another search
 _MOST_SEARCHES = 3  # for a model's last gradient, which may vary
 
 

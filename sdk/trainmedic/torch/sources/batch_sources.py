@@ -208,6 +208,13 @@ class RereadSource(IteratedSource):
             set_epoch(part, self.epoch)
         return iter(self._source)
 
+    def stop_loading(self) -> None:
+        # A loader with persistent workers, perhaps within the source, would use its iterator again.
+        for loader in (self._source, *getattr(self._source, "__dict__", {}).values()):
+            if self._iterator is not None and getattr(loader, "_iterator", None) is self._iterator:
+                loader._iterator = None
+        super().stop_loading()
+
     def _generator_state(self) -> Any:
         generator = getattr(self._source, "generator", None)
         return generator.get_state() if generator is not None else None
@@ -218,7 +225,7 @@ class RereadSource(IteratedSource):
             generator.set_state(state)
 
 
-_LOOKED_AT = 4  # batches of an iterator
+_LOOKED_AT = 4  # first batches of an iterator, to see whether it draws the training's random numbers
 
 
 class ForwardSource(BatchSource):

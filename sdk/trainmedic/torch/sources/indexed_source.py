@@ -49,6 +49,10 @@ class IndexedSource(BatchSource):
             self._iterator = None
             self.epoch, self.position = self.epoch + 1, 0
             raise
+        except Exception:  # of the user's data set; the loader continues after this batch
+            if self._ends:
+                self.position = self._ends.popleft()
+            raise
         self.position = self._ends.popleft()
         return batch
 

@@ -42,7 +42,7 @@ def shuffles(loader: Any) -> bool:
 class BufferWatch:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._before: Buffers = {}  # `_after_first`; empty until the epoch's second batch
+        self._before: Buffers = {}  # `_after_first`, but empty until the epoch's second batch
         self._after_first: Buffers = {}  # lists after the epoch's first batch
 
     def batch_read(self, iterator: Any, is_first: bool) -> None:

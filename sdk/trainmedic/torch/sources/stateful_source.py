@@ -38,8 +38,8 @@ class StatefulSource(IteratedSource):
         # A data set may be at its end between epochs and would stay there.
         self._initial_state = keeper.state_dict() if keeper is not loader else None
         self._random_at_start: dict[str, Any] | None = None  # of the present iterator
-        # The restored position is inside an epoch. The checkpoint's generators are already past its first random
-        # numbers.
+        # The restored position is inside an epoch. The checkpoint's generators are already past the epoch's first
+        # random numbers.
         self._was_inside_epoch = False
 
     def state(self) -> dict[str, Any]:

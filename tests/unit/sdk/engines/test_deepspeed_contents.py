@@ -1,13 +1,17 @@
-"""Which states of a DeepSpeed engine the ranks compare, because the engine writes those of rank 0 alone."""
+"""Which states of a DeepSpeed engine the ranks compare, as the engine writes those of rank 0 alone; damaged files."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from trainmedic.deepspeed.engine_checkpoints import EngineContents
+from trainmedic.deepspeed.engine_parts import EngineParts
+from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
 from trainmedic.torch.state_parts import StateParts
 
 STATE = {"state": {0: {"momentum_buffer": 1.0}}}
@@ -39,3 +43,22 @@ def test_without_zero_the_optimizer_is_compared() -> None:
 def test_what_the_engine_writes_of_each_rank_is_left_to_it(made: Any) -> None:
     """Such an optimizer does not take its own ``state_dict()`` back, but the list of all ranks' states."""
     assert compared(made) is None
+
+
+@pytest.mark.parametrize(("place", "damage"), [(8, 1), (10, 99)], ids=["encrypted", "an unknown compression"])
+def test_a_file_with_a_damaged_directory_is_unusable(tmp_path: Path, place: int, damage: int) -> None:
+    """So that an older checkpoint is tried."""
+    file = tmp_path / "model.pt"
+    torch.save({"weight": torch.zeros(3)}, file)
+    content = bytearray(file.read_bytes())
+    content[content.index(b"PK\1\2") + place] = damage
+    file.write_bytes(content)
+    contents = EngineContents(engine(), rank=0, world_size=1)
+    with pytest.raises(UnusableCheckpoint, match=r"model\.pt cannot be read"):
+        contents.read(tmp_path, [file], cast(StateParts, None), checked=True)
+
+
+def test_a_further_part_may_be_called_engine() -> None:
+    """By ``attach(also=...)``: only `model` is taken."""
+    parts = EngineParts(SimpleNamespace(module=torch.nn.Linear(1, 1)), engine=torch.nn.Linear(1, 1))
+    assert list(parts.by_name) == ["model", "engine"]

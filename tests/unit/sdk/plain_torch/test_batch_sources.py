@@ -483,6 +483,37 @@ def test_changing_the_loader_neither_loses_nor_repeats_a_sample(change: str) -> 
     assert len(rest[0]) == (2 if change == "batch size" else BATCH)
 
 
+class OnceUnreadable(Dataset[int]):
+    """Data set that cannot read a sample the first time."""
+
+    def __init__(self, sample: int) -> None:
+        self._sample = sample
+        self._has_failed = False
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        if index == self._sample and not self._has_failed:
+            self._has_failed = True
+            raise ValueError("unreadable")
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_the_data_set_does_not_shift_the_position(workers: int) -> None:
+    """The loop may go on: the loader then gives the batch after it."""
+    source = source_of(DataLoader(OnceUnreadable(BATCH), batch_size=BATCH, num_workers=workers))
+    taken(source, 1)
+    with pytest.raises(ValueError, match="unreadable"):
+        source.next()
+    assert flat(taken(source, 1)) == list(range(2 * BATCH, 3 * BATCH))
+    assert source.position == 3 * BATCH
+    source.stop_loading()
+    assert flat(taken(source, 1)) == list(range(3 * BATCH, 4 * BATCH))
+    source.stop_loading()
+
+
 def test_a_place_holds_for_another_batch_size_too() -> None:
     """A checkpoint from before the change is gone back to after it."""
     source = source_of(numbers(shuffle=True))
@@ -663,6 +694,28 @@ def test_what_worker_processes_hold_back_is_not_known() -> None:
     told = source.restore(state)
     source.stop_loading()
     assert told == f"{REPLAYED}, if the state of the data set holds all that its workers hold back"
+
+
+class Wrapped:
+    """A loader in a class of the user's."""
+
+    def __init__(self, loader: DataLoader[int]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+@pytest.mark.parametrize("wrap", [lambda loader: loader, Wrapped])
+def test_a_stream_with_lasting_workers_is_read_again(wrap: Any) -> None:
+    """Its loader would use the workers of before, which have ended."""
+    source = source_of(wrap(DataLoader(Counting(), batch_size=BATCH, num_workers=1, persistent_workers=True)))
+    assert isinstance(source, RereadSource)
+    taken(source, 1)
+    state, after = source.state(), flat(taken(source, 2))
+    source.restore(state)
+    assert flat(taken(source, 2)) == after
+    source.stop_loading()
 
 
 def test_a_source_that_gives_other_batches_each_time_is_told_of() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ from trainmedic.job.group import SingleRankGroup
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import COMPLETE, PINNED, SavedCheckpoint
 from trainmedic.torch import Directory, OwnCheckpoints
-from trainmedic.torch.checkpoints.checkpoint_files import TRAINING
+from trainmedic.torch.checkpoints.checkpoint_files import TRAINING, read_file
 from trainmedic.torch.checkpoints.checkpoint_storage import RUN, UnusableCheckpoint
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
 from trainmedic.torch.state_parts import StateParts
@@ -99,7 +100,11 @@ def odd_mark(path: Path) -> None:
     checkpoints.mark_complete(path, {"step": "many", "at": 3, "files": []})
 
 
-@pytest.mark.parametrize("harm", [cut, without_mark, without_file, half_a_mark, odd_mark])
+def endless_mark(path: Path) -> None:
+    checkpoints.mark_complete(path, {**(checkpoints.completion(path) or {}), "step": math.inf})
+
+
+@pytest.mark.parametrize("harm", [cut, without_mark, without_file, half_a_mark, odd_mark, endless_mark])
 def test_a_half_written_one_is_seen_and_never_counts(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     """A file cut off or missing, a mark missing or unreadable."""
     storage, training = Directory(tmp_path), parts()
@@ -124,6 +129,17 @@ def test_a_damaged_one_changes_nothing_when_it_is_loaded(tmp_path: Path) -> None
     assert torch.equal(weight(training), kept)
 
 
+def test_one_with_a_damaged_directory_is_unusable(tmp_path: Path) -> None:
+    """Its entry names a compression that its data does not have."""
+    storage, training = Directory(tmp_path), parts()
+    found = storage.save(150, training, {})
+    raw = bytearray((found.path / TRAINING).read_bytes())
+    raw[raw.index(b"PK\1\2") + 10] = 8
+    (found.path / TRAINING).write_bytes(raw)
+    with pytest.raises(UnusableCheckpoint, match=r"step-00000150/training\.pt cannot be read"):
+        storage.load(found, training)
+
+
 @pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04", b"\x80\x04."])
 def test_whatever_stands_in_the_file_only_makes_it_unusable(tmp_path: Path, content: bytes) -> None:
     """Also where its length is what the mark says."""
@@ -132,6 +148,27 @@ def test_whatever_stands_in_the_file_only_makes_it_unusable(tmp_path: Path, cont
     (found.path / RUN).write_bytes(content)
     with pytest.raises(UnusableCheckpoint):
         storage.load(found, training)
+
+
+def _compressed(raw: bytes) -> bytes:
+    """Change the method of the first file in the archive's directory from stored to compressed."""
+    method = raw.index(b"PK\x01\x02") + 10
+    return raw[:method] + b"\x08" + raw[method + 1 :]
+
+
+def _of_another_kind(raw: bytes) -> bytes:
+    return raw.replace(b"storage", b"storaoe")
+
+
+@pytest.mark.parametrize(("damage", "checked"), [(_compressed, True), (_of_another_kind, False)])
+def test_a_damaged_part_that_has_no_checksum_makes_it_unusable(
+    tmp_path: Path, damage: Callable[[bytes], bytes], checked: bool
+) -> None:
+    storage, training = Directory(tmp_path), parts()
+    path = storage.save(150, training, {}).path / TRAINING
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UnusableCheckpoint, match="cannot be read"):
+        read_file(path, checked)
 
 
 @pytest.mark.parametrize(
@@ -279,6 +316,18 @@ def test_the_target_of_a_rollback_stays_until_training_is_well_past_its_trouble(
     assert sorted(one.step for one in storage.checkpoints()) == [300, 400, 500]
 
 
+def test_one_that_cannot_be_deleted_keeps_no_other(tmp_path: Path) -> None:
+    storage, training = Directory(tmp_path / "run", keep=2), parts()
+    for step in (50, 100, 200, 300):
+        age(storage.save(step, training, {}).path, minutes=100 - step // 10)
+    link = tmp_path / "run/step-00000100"
+    link.rename(tmp_path / "moved")
+    link.symlink_to(tmp_path / "moved")  # `rmtree` refuses links
+    with pytest.raises(OSError, match="symbolic link"):
+        storage.prune()
+    assert not (tmp_path / "run/step-00000050").exists()
+
+
 def test_without_a_number_none_is_deleted(tmp_path: Path) -> None:
     """The user deletes them."""
     storage, training = Directory(tmp_path, keep=None), parts()
@@ -357,6 +406,18 @@ def test_one_that_cannot_be_put_aside_keeps_no_other_from_it(tmp_path: Path, mon
         storage.rolled_back_to(found[100], {**WHY, "left_step": 450})
     assert sorted(one.step for one in storage.checkpoints()) == [100, 300]
     assert checkpoints.is_pinned_by_rollback(found[100].path)
+
+
+def test_what_the_user_has_pinned_makes_way_for_another_of_its_step(tmp_path: Path) -> None:
+    """As after a resume from an older one."""
+    storage, training = Directory(tmp_path, keep=2), parts()
+    checkpoints.pin(storage.save(150, training, {}).path, WHY)
+    for step in (150, 160, 170):
+        storage.save(step, training, {})
+    storage.prune()
+    kept = ["abandoned-1-step-00000150", "step-00000160", "step-00000170"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert checkpoints.pin_reason(tmp_path / kept[0]) == WHY
 
 
 def test_what_the_user_has_pinned_stays_pinned_and_is_not_deleted(tmp_path: Path) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import enum
+import functools
 import io
 import threading
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from trainmedic.trainer.held_state import HeldState, PutBack
+from trainmedic.trainer.held_state import HeldState, PutBack, assigned_names
 from trainmedic.trainer.held_values import NotPlain, packed, same, unpacked
 
 
@@ -101,3 +103,19 @@ def test_settings_and_parts_stay_and_data_goes_back() -> None:
     assert (holder.count, hasattr(holder, "batch"), hasattr(holder, "extra")) == (5, False, False)
     assert state.put_back(None) == PutBack((), ("count",))
     assert holder.count == 0
+
+
+def test_what_a_decorated_method_assigns_is_the_library_s() -> None:
+    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*arguments: Any) -> Any:
+            return function(*arguments)
+
+        return wrapper
+
+    class Library:
+        @decorated
+        def __init__(self) -> None:
+            self.count = 0
+
+    assert assigned_names(Library, {__name__.partition(".")[0]}) == {"count"}
