@@ -29,7 +29,9 @@ def test_compressed_logs_are_read_by_the_names_that_they_had(tmp_path: Path) -> 
     assert set(found.left_out) == {"rank0.log.gz"}
 
 
-@pytest.mark.parametrize("end", [b"junk", gzip.compress(b"step 2\n")[:-8] + b"badcrc!!"])
+@pytest.mark.parametrize(
+    "end", [b"junk", gzip.compress(b"step 2\n")[:-8] + b"badcrc!!"], ids=["junk", "wrong checksum"]
+)
 def test_what_follows_in_a_compressed_log_does_not_hide_its_lines(end: bytes, tmp_path: Path) -> None:
     """Other bytes, as after a disk was full, or a part whose checksum is wrong."""
     (tmp_path / "rank2.log.gz").write_bytes(gzip.compress(_OOM * 3) + end)
