@@ -96,7 +96,7 @@ class SupportsWithdrawal(Protocol):
 @runtime_checkable
 class SupportsAbandon(Protocol):
     def abandon(self, accepted: AcceptedCommand) -> None:
-        """Revert what an earlier process may have begun of a command that is now expired or refused. It may be sent
-        again.
+        """Revert what an earlier process may have begun of a command that is now expired, and may be sent again, or
+        refused.
         """
         ...

@@ -274,6 +274,7 @@ def test_all_parts_of_an_agent_may_wait_for_the_driver_at_once() -> None:
     ]
     for thread in asking:
         thread.start()
+    eventually(lambda: len(calls._under_way) + len(results) == len(parts), 60, "all calls", every=0.01)
     opened.set()
     for thread in asking:
         thread.join(60)

@@ -30,7 +30,7 @@ from trainmedic_agent.disk.mounts import FilesystemSearch, NamedFilesystem
 from trainmedic_agent.disk.open_files import FileUsage
 from trainmedic_agent.disk.read_watch import ReadWatch
 from trainmedic_agent.disk.removal import FileRemover
-from trainmedic_agent.disk.report import Reason, RuleCounters, printable
+from trainmedic_agent.disk.report import Reason, RuleCounters, outputs, printable
 from trainmedic_agent.disk.rules import AgeBy, CleaningOperation, CleaningPolicy, CleaningRule, EntryKind
 from trainmedic_agent.disk.search import BATCH_SIZE, CheckpointSearch, FileSearch, MatchedCheckpoint, MatchedFile
 from trainmedic_agent.disk.throttle import Clocks, Throttle
@@ -78,7 +78,7 @@ class Cleaner(Struct, frozen=True):
                 "bytes": run.bytes,
                 **filesystems.output(),
                 "stopped": throttle.stop_reason or run.ended_by,
-                "rules": {name: part.output() for name, part in counters.items()},
+                "rules": outputs(counters),
             }
         finally:
             filesystems.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Mapping
 from enum import StrEnum
@@ -12,6 +13,7 @@ from msgspec import Struct, field
 
 _MAX_EXAMPLES = 3
 _MAX_PATH_LENGTH = 200  # characters
+_MOST_BYTES = 48 * 1024  # bytes of JSON, if fewer examples suffice: a larger reply than 64 KiB would not be kept
 
 
 class Reason(StrEnum):
@@ -113,10 +115,11 @@ class RuleCounters(Struct):
         if count > 0:
             self._left.setdefault(reason, _LeftEntries()).count += count
 
-    def output(self) -> Mapping[str, Any]:
+    def output(self, most_examples: int = _MAX_EXAMPLES) -> Mapping[str, Any]:
         left = {
-            str(reason): {"count": entries.count, **({"examples": entries.examples} if entries.examples else {})}
+            str(reason): {"count": entries.count, **({"examples": shown} if shown else {})}
             for reason, entries in sorted(self._left.items())
+            for shown in [entries.examples[:most_examples]]
         }
         return {
             "matched": self.matched,
@@ -128,6 +131,15 @@ class RuleCounters(Struct):
             **({"refused_roots": self.refused_roots} if self.refused_roots else {}),
             **({"free_enough_roots": self.free_enough_roots} if self.free_enough_roots else {}),
         }
+
+
+def outputs(counters: Mapping[str, RuleCounters]) -> Mapping[str, Mapping[str, Any]]:
+    every: Mapping[str, Mapping[str, Any]] = {}
+    for most_examples in range(_MAX_EXAMPLES, -1, -1):
+        every = {name: part.output(most_examples) for name, part in counters.items()}
+        if len(json.dumps(every)) <= _MOST_BYTES:
+            break
+    return every
 
 
 def printable(path: str) -> str:

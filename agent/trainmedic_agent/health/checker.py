@@ -62,12 +62,11 @@ class RecordedHealth(Struct, frozen=True):
 
     def examine(self, examination: Examination) -> HealthReport:
         report, changed = self.checker.examine(examination, self.record.histories)
-        if examination.is_over():
-            return report  # not recorded, because the stop says nothing about the node
         of_load_test = tuple(check for check in report.checks if check.name in burn.CHECKS)
         quick = tuple(check for check in report.checks if check.name not in burn.CHECKS)
         self._add(replace(report, level=Level.QUICK, checks=quick), changed)
-        if of_load_test:  # stored separately, because the next quick check would replace them
+        # Stored separately, because the next quick check would replace them. A load test that was ended says nothing.
+        if of_load_test and not examination.is_over():
             self._add(replace(report, checks=of_load_test), {})
         return report
 

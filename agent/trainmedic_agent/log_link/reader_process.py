@@ -191,7 +191,8 @@ def confine(user: ReaderUser, memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Each followed or searched file needs a descriptor. systemd's soft limit is 1,024, its hard limit 524,288.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with contextlib.suppress(ValueError):  # refused if the hard limit is above the kernel's (fs.nr_open)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def end_with(parent: int) -> None:

@@ -117,7 +117,7 @@ class JournalReader:
         self._unfinished = b""
         self._start_at = 0.0
         self._has_read = False  # since the command's start
-        self._microsecond = (0, 0)  # the last line's time, and the number of earlier lines with it
+        self._place = 0  # of the last line, also of one read before
 
     def fileno(self) -> int | None:
         return self._process.stdout.fileno() if self._process is not None and self._process.stdout else None
@@ -163,7 +163,8 @@ class JournalReader:
             [self._command, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         os.set_blocking(self.fileno() or -1, False)
-        self._unfinished, self._has_read, self._microsecond = b"", False, (0, 0)
+        self._unfinished, self._has_read = b"", False
+        self._place = self._after if self._cursor else 0
         return True
 
     def _close_ended(self) -> None:
@@ -183,14 +184,13 @@ class JournalReader:
         except (ValueError, KeyError, TypeError):
             return None
         self._has_read = True
-        at = max(at, self._microsecond[0])  # a processor can store a line after a later one of another
-        same = self._microsecond[1] + 1 if self._microsecond[0] == at else 0
-        self._microsecond = (at, same)
-        place = at * _PLACES_PER_MICROSECOND + min(same, _PLACES_PER_MICROSECOND - 1)
+        # Places grow though a processor can store a line after a later one of another.
+        self._place = place = max(at * _PLACES_PER_MICROSECOND, self._place + 1)
         if place <= self._after:
             return None
         self._after, self._cursor = place, cursor
         priority = str(entry.get("PRIORITY", "6"))[:3]
+        at = place // _PLACES_PER_MICROSECOND  # so that times do not go back either
         return place, f"{priority},{place},{at},-;".encode() + text.replace(b"\n", b" ")
 
 

@@ -123,6 +123,7 @@ class LogReader:
             threading.Thread(target=self._loop, args=(name, run), name=name, daemon=True) for name, run in loops.items()
         ]
         self._kernel: KernelStream | None = None
+        self._kernel_problem = ""  # why the kernel's log cannot be read, otherwise empty
         self._has_read_records = False  # panic records, once per process
 
     def start(self) -> None:
@@ -158,7 +159,7 @@ class LogReader:
         """Why this node's logs are not read, otherwise empty."""
         now = time.monotonic()
         is_hung = any(now - self._began.get(name, now) > HUNG_SECONDS for name in _FILE_LOOPS)
-        return self.counters.problem or (_HUNG.format(HUNG_SECONDS) if is_hung else "")
+        return self.counters.problem or (_HUNG.format(HUNG_SECONDS) if is_hung else "") or self._kernel_problem
 
     # --- threads ---
 
@@ -221,19 +222,28 @@ class LogReader:
         if self._way is KernelReading.FILE or self._way is None:
             self._stopping.wait()  # `_read_files` follows the file
             return 0.0
-        if self._kernel is None:
-            self._kernel = self._open_kernel(self._way, origin)
         try:
+            if self._kernel is None:
+                self._kernel = self._open_kernel(self._way, origin)
             has_more = self._kernel.poll(self.runner, self.counters, self._context.now())
-        except OSError:
-            self._kept[self._kernel.key] = {"place": self._kernel.place_json(), "stream": {}}
-            self._kernel.reader.close()
-            self._kernel = None
-            raise
+        except OSError as error:
+            self._close_kernel(f"the kernel's log cannot be read by {self._way}: {error.strerror or error}")
+            return _PAUSE_AFTER_ERROR
+        self._kernel_problem = ""
         self.runner.store_due()
         if not has_more:
             self._kernel.wait(_KERNEL_WAIT)
         return 0.0
+
+    def _close_kernel(self, problem: str) -> None:
+        if self._kernel is not None:
+            self._kept[self._kernel.key] = {"place": self._kernel.place_json(), "stream": {}}
+            self._kernel.reader.close()
+            self._kernel = None
+        self._context.counters.loop_error("log-kernel")
+        if problem != self._kernel_problem:  # it is tried again every second
+            log.error("cannot read the kernel's log", extra={"reason": problem})
+        self._kernel_problem = problem
 
     def _open_kernel(self, way: KernelReading, origin: Origin) -> KernelStream:
         kept = self._kept.get("kernel", {})

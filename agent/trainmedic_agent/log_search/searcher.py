@@ -413,8 +413,14 @@ def places_of_json(text: str) -> dict[str, FilePlace]:
     try:
         members = json.loads(text)
         return {
-            str(key): FilePlace(int(offset), bool(is_skipping), read_time(at) if at else BEGINNING, *map(int, mark))
+            str(key): FilePlace(_offset(offset), bool(is_skipping), read_time(at) if at else BEGINNING, *map(int, mark))
             for key, (offset, is_skipping, at, *mark) in members.items()
         }
     except (TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError("the cursor is not from this agent") from error
+
+
+def _offset(value: int) -> int:
+    if 0 <= value < 2**63:  # as a file system has them
+        return int(value)
+    raise ValueError("the cursor is not from this agent")

@@ -421,7 +421,16 @@ def test_a_file_that_can_no_longer_be_read_keeps_no_other_from_the_page(node: Se
     assert "1 files on n1 cannot be read (Bad file descriptor); lines may be missing" in page.notes
 
 
-@pytest.mark.parametrize("cursor", ['{"f": [1e999, false, "", 1]}', '{"f": [0, false, "", 1e999]}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        '{"f": [1e999, false, "", 1]}',
+        '{"f": [0, false, "", 1e999]}',
+        '{"f": [1e30, false, "", 0]}',
+        '{"f": [-1e30, false, "", 0]}',
+        "[" * 100_000,
+    ],
+)
 def test_a_place_that_no_page_has_given_is_refused(cursor: str) -> None:
     with pytest.raises(ValueError, match="the cursor is not from this agent"):
         searcher.places_of_json(cursor)

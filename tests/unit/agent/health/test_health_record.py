@@ -18,6 +18,7 @@ from trainmedic_agent.health.record import HealthRecord, recorded_values
 from trainmedic_agent.journal import Journal
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
+LATER = AT + timedelta(hours=1)
 HISTORY = ValueHistory((1.0, 2.5), AT, (CounterMark(AT, 7), CounterMark(AT, 9)))
 
 
@@ -115,8 +116,11 @@ def test_a_load_test_that_a_stop_has_ended_replaces_no_result(journal: Journal) 
     """The command is resumed at the agent's next start; until then the node is as it was known."""
     record, checker = HealthRecord(journal), Mock()
     passed, stopped = (
-        HealthReport(Level.BURN, AT, (HealthCheck("burn", "", verdict, "a", "b"),))
-        for verdict in (HealthVerdict.OK, HealthVerdict.UNKNOWN)
+        HealthReport(Level.BURN, at, (HealthCheck("gpus", "", HealthVerdict.OK, "8", "8"), burn_check))
+        for at, burn_check in (
+            (AT, HealthCheck("burn", "", HealthVerdict.OK, "a", "b")),
+            (LATER, HealthCheck("burn", "", HealthVerdict.UNKNOWN, "stopped", "b")),
+        )
     )
     health = RecordedHealth(checker, record)
     checker.examine.return_value = passed, {}
@@ -124,3 +128,4 @@ def test_a_load_test_that_a_stop_has_ended_replaces_no_result(journal: Journal) 
     checker.examine.return_value = stopped, {}
     assert health.examine(Examination(Level.BURN, is_over=lambda: True)) == stopped
     assert record.results[Level.BURN].verdict is HealthVerdict.OK
+    assert record.results[Level.QUICK].at == LATER

@@ -25,9 +25,10 @@ def test_a_reader_that_is_gone_before_its_greeting_keeps_no_core_busy(tmp_path: 
         news = ReaderNews(agent.link, Mock(), welcome, uuids, None, agent.counters)
         looks = Mock(side_effect=news._round)
         news._round = looks  # type: ignore[method-assign]
+        began = time.monotonic()
         news.start()
         time.sleep(0.2)
-        assert looks.call_count <= 2  # one a second
+        assert looks.call_count <= 2 + time.monotonic() - began  # one a second
         reader = PlayedReader(link_socket.connect(tmp_path))
         assert reader.gets(GpusNow).uuids == uuids.return_value
         reader.gets(Welcome)

@@ -43,6 +43,19 @@ print(next(line.split()[1] for line in status.splitlines() if line.startswith("N
 print(len(set(resource.getrlimit(resource.RLIMIT_NOFILE))))
 """
 
+_CONFINED_BY_A_LOWERED_KERNEL = """
+import resource
+from trainmedic_agent.log_link import reader_process
+set_limit = resource.setrlimit
+def refuse(which, limits):
+    if which == resource.RLIMIT_NOFILE:
+        raise ValueError("not allowed to raise maximum limit")
+    set_limit(which, limits)
+resource.setrlimit = refuse
+reader_process.confine(reader_process.own_user(), 96 * 1024**2)
+print("confined")
+"""
+
 _KILLS_A_READER = """
 import os, signal, sys
 from trainmedic_agent.log_link.reader_process import ReaderChild
@@ -98,6 +111,14 @@ def test_a_confined_process_has_no_capability_little_memory_and_many_files() -> 
     command = [sys.executable, "-c", _CONFINED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["MemoryError", "0 0 0", "1", "1"]
+
+
+def test_a_process_whose_limit_of_open_files_cannot_change_is_confined() -> None:
+    """The kernel refuses any change while the hard limit is above ``fs.nr_open``."""
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
+    command = [sys.executable, "-c", _CONFINED_BY_A_LOWERED_KERNEL]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "confined\n"
 
 
 def test_secrets_are_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,7 @@ def test_a_descriptor_that_is_no_connection_is_closed(served: Served) -> None:
     with contextlib.suppress(BrokenPipeError):  # the opener is quick to close the connection too
         opener_frames.send(served.raw, opener_frames.AddConnection(), second)
     os.close(second)
-    assert select.select([first], [], [], 10.0)[0], "the other end of the pipe is closed"
+    assert select.select([first], [], [], WAIT_SECONDS)[0], "the other end of the pipe is closed"
     os.close(first)
 
 
@@ -233,7 +233,7 @@ def test_a_client_whose_connection_was_refused_connects_again(place: Path) -> No
     opener = FileOpener(OwnFiles())
     opener._free_connections = threading.BoundedSemaphore(1)
     opener._free_connections.acquire()
-    thread = threading.Thread(target=opener.serve, args=(far,))
+    thread = threading.Thread(target=opener.serve, args=(far,), daemon=True)
     thread.start()
     client, path = OpenerClient(own), file(place / "x.log", "x\n")
     with pytest.raises(OSError, match=r"gone|reset|[Bb]roken pipe"):
@@ -257,7 +257,7 @@ def test_a_client_with_too_many_open_files_says_so(place: Path) -> None:
             FrameReader(further).request()
             opener_frames.send(further, Opened())
 
-    thread = threading.Thread(target=answer)
+    thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     with pytest.raises(OSError, match="Too many open files"):
         client.open(str(place / "x.log"))

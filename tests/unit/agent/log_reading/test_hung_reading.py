@@ -6,12 +6,12 @@ import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.support.programs import eventually
-from tests.unit.agent.log_reading.reading import NODE, policy_of
+from tests.unit.agent.log_reading.reading import NODE, RULES, policy_of
 from trainmedic_agent.counters import AgentCounters
 from trainmedic_agent.database import AgentDatabase
 from trainmedic_agent.log_opening.node_files import Listing, NamedBy
@@ -33,6 +33,37 @@ class HangingFiles(OwnFiles):
 
 class Port:
     def send_findings(self, updates: Sequence[tuple[int, bytes]]) -> None: ...
+
+
+def test_a_kernels_log_that_cannot_be_opened_is_a_problem_until_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried again every second, and logged once."""
+    kmsg, unused = tmp_path / "kmsg", cast(Any, None)
+    database = AgentDatabase(tmp_path / "state")
+    reader = LogReader(
+        ReadingContext(NODE, database, counters := AgentCounters()),
+        policy_of(kernel="kmsg"),
+        NodeBoot(NODE, "boot-1", datetime.now(UTC)),
+        lambda _: None,
+        read_dumps=unused,
+        port=Port(),
+        files=OwnFiles(),
+        kmsg=str(kmsg),
+        records=(),
+    )
+    reader.runner.use(RULES)
+    for _ in range(3):
+        assert reader._read_kernel() == 1.0
+    problem = "the kernel's log cannot be read by kmsg: No such file or directory"
+    assert reader.problem == problem
+    logged = [record for record in caplog.records if record.getMessage() == "cannot read the kernel's log"]
+    assert [record.__dict__["reason"] for record in logged] == [problem]
+    assert counters.loop_errors() == {"log-kernel": 3}
+    kmsg.touch()
+    reader._read_kernel()
+    assert reader.problem == ""
+    database.close()
 
 
 def test_a_scan_that_does_not_end_is_a_problem_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,6 +158,32 @@ def test_lines_of_two_processors_are_all_read_in_the_order_of_the_journal(journa
     reader.close()
 
 
+def test_a_line_with_an_earlier_time_than_the_last_before_a_restart_is_read(journal: Journal) -> None:
+    """Also one with the same time. The cursor says that they were not read."""
+    journal.add("c2", 999_999, "of another processor")
+    journal.add("c3", 1_000_000, "of the same time")
+    reader = JournalReader(16_000_000, "c1", str(journal.program))
+    assert journal.read(reader, 2) == [
+        b"3,16000001,1000000,-;of another processor",
+        b"3,16000002,1000000,-;of the same time",
+    ]
+    reader.close()
+
+
+def test_any_number_of_lines_behind_another_processors_is_read(journal: Journal) -> None:
+    """As of a boot's first microsecond, of which all have the same time."""
+    journal.add("c0", 1_000_000, "ahead")
+    for number in range(100):
+        journal.add(f"c{number + 1}", 999_900 + number, f"behind {number}")
+    reader = JournalReader(0, "", str(journal.program))
+    lines = journal.read(reader, 101)
+    reader.close()
+    assert [line.partition(b";")[2] for line in lines] == [b"ahead", *(b"behind %d" % each for each in range(100))]
+    times = [int(line.split(b",")[2]) for line in lines]
+    assert times == sorted(times)
+    assert times[-1] - times[0] < 10
+
+
 def test_a_cursor_that_the_journal_has_lost_costs_no_line_and_repeats_none(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
