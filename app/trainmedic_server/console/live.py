@@ -54,6 +54,7 @@ class LiveBoard:
         """Newest event in rendering or rendered. New listeners may miss its fragments."""
         self._published = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
+        self._begun = asyncio.Event()  # set once the reader knows `_taken`, or has failed
 
     async def join(self, topics: Collection[str]) -> None:
         if self._viewers >= self._limits.viewers:
@@ -66,13 +67,13 @@ class LiveBoard:
             except Saturated:
                 self._forget_viewer(topics)
                 raise
-            begun = asyncio.Event()
-            self._reader = asyncio.create_task(self._read(begun), name="console")
-            try:
-                await begun.wait()
-            except asyncio.CancelledError:  # the client has disconnected
-                await self.leave(topics)
-                raise
+            self._begun = asyncio.Event()
+            self._reader = asyncio.create_task(self._read(self._begun), name="console")
+        try:
+            await self._begun.wait()
+        except asyncio.CancelledError:  # the client has disconnected
+            await self.leave(topics)
+            raise
         for topic in topics:
             self._since.setdefault(topic, self._taken)
 

@@ -164,4 +164,30 @@ async def test_a_page_that_leaves_while_the_store_is_slow_takes_no_place() -> No
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await pages.join({"head"})
-    assert (pages._viewers, pages._reader) == (0, None)
+    assert (pages._viewers, pages._reader, pages._feed._listeners) == (0, None, 0)
+
+
+async def test_pages_that_join_together_are_all_told_to_look_again() -> None:
+    """As after a restart: none is told of events from before the reader began."""
+    live, history, _ = board()
+    last_seq, topics = history.last_seq, frozenset({"head"})
+
+    async def slow() -> int:
+        await asyncio.sleep(0.05)
+        return await last_seq()
+
+    history.last_seq = slow  # type: ignore[method-assign]
+    history.append("started", "a")
+    history.append("started", "a")
+
+    async def open_page() -> bytes:
+        await live.join(topics)
+        viewer = live.lines(1, topics)
+        await told(viewer)
+        first = await told(viewer)
+        await viewer.aclose()
+        return first
+
+    assert await asyncio.gather(open_page(), open_page()) == [b"id: 2\nevent: reload\ndata: {}\n\n"] * 2
+    for _ in range(2):
+        await live.leave(topics)
