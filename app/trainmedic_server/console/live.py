@@ -46,10 +46,8 @@ class LiveBoard:
         """For each wanted topic, the event after which all its fragments were kept or sent."""
         self._viewers = 0
         self._pieces: deque[Piece] = deque(maxlen=_KEPT_PIECES)
-        self._begins_after = 0
-        """All fragments for later events are kept."""
-        self._seq = 0
-        """Newest event that was sent completely."""
+        self._begins_after = 0  # all fragments for later events are kept
+        self._seq = 0  # newest event that was sent completely
         self._taken = 0
         """Newest event in rendering or rendered. New listeners may miss its fragments."""
         self._published = asyncio.Event()

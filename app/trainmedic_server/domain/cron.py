@@ -18,7 +18,7 @@ _FIELDS = "write minute, hour, day of month, month and day of week, such as 0 2 
 
 
 def next_after(expression: str, timezone: str, instant: datetime) -> datetime:
-    """Return the schedule's first time after `instant`, in UTC. Raises ValueError, also if there is none.
+    """Return the schedule's first time after `instant`, in UTC. Raises ValueError.
 
     As in Debian's cron, a time that the clock skips comes right after the change, and a repeated time comes once,
     unless minute or hour begin with ``*``.

@@ -26,7 +26,7 @@ def why_outside(windows: Sequence[CronWindow], now: datetime) -> str | None:
 
 
 def opens_at(windows: Sequence[CronWindow], now: datetime) -> datetime:
-    """Raises ValueError if none opens before the year 10000."""
+    """Raises ValueError if none opens again."""
     times: list[datetime] = []
     for window in windows:
         with suppress(ValueError):
