@@ -90,13 +90,15 @@ class LiveBoard:
         clock = asyncio.get_running_loop().time
         position, sent_at = after, clock()
         yield f"retry: {_RETRY_MILLISECONDS}\n\n".encode()
-        begins_after = max(self._begins_after, *(self._since.get(topic, self._taken) for topic in topics))
-        if after < begins_after:
-            # Fragments of earlier events are missing; reloading the page shows everything.
-            position = begins_after
-            yield b"id: %d\nevent: reload\ndata: {}\n\n" % position
+        complete_after = max(self._since.get(topic, self._taken) for topic in topics)
         while not self._feed.closed:
             published = self._published
+            # Checked each time: the reader may begin only now, or this listener may be too slow.
+            complete_after = max(complete_after, self._begins_after)
+            if position < complete_after:
+                # Fragments of earlier events are missing; reloading the page shows everything.
+                position = complete_after
+                yield b"id: %d\nevent: reload\ndata: {}\n\n" % position
             chosen = [piece for piece in self._pieces if position < piece.seq <= self._seq and piece.topic in topics]
             position = max(position, self._seq)
             if chosen:
@@ -124,6 +126,7 @@ class LiveBoard:
                 if position is None:
                     position = self._seq = self._taken = self._begins_after = await self._feed.start_of(None)
                     begun.set()
+                    self._notify_viewers()  # of the beginning, if the first tries failed
                 events = await self._feed.after(position, self._limits.heartbeat_seconds)
                 if events:
                     await self._publish(events)
