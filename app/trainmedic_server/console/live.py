@@ -46,14 +46,13 @@ class LiveBoard:
         """For each wanted topic, the event after which all its fragments were kept or sent."""
         self._viewers = 0
         self._pieces: deque[Piece] = deque(maxlen=_KEPT_PIECES)
-        self._begins_after = 0
-        """All fragments for later events are kept."""
-        self._seq = 0
-        """Newest event that was sent completely."""
+        self._begins_after = 0  # all fragments for later events are kept
+        self._seq = 0  # newest event that was sent completely
         self._taken = 0
         """Newest event in rendering or rendered. New listeners may miss its fragments."""
         self._published = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
+        self._begun = asyncio.Event()  # set once the reader knows `_taken`, or has failed
 
     async def join(self, topics: Collection[str]) -> None:
         if self._viewers >= self._limits.viewers:
@@ -66,13 +65,13 @@ class LiveBoard:
             except Saturated:
                 self._forget_viewer(topics)
                 raise
-            begun = asyncio.Event()
-            self._reader = asyncio.create_task(self._read(begun), name="console")
-            try:
-                await begun.wait()
-            except asyncio.CancelledError:  # the client has disconnected
-                await self.leave(topics)
-                raise
+            self._begun = asyncio.Event()
+            self._reader = asyncio.create_task(self._read(self._begun), name="console")
+        try:
+            await self._begun.wait()
+        except asyncio.CancelledError:  # the client has disconnected
+            await self.leave(topics)
+            raise
         for topic in topics:
             self._since.setdefault(topic, self._taken)
 
@@ -91,13 +90,15 @@ class LiveBoard:
         clock = asyncio.get_running_loop().time
         position, sent_at = after, clock()
         yield f"retry: {_RETRY_MILLISECONDS}\n\n".encode()
-        begins_after = max(self._begins_after, *(self._since.get(topic, self._taken) for topic in topics))
-        if after < begins_after:
-            # Fragments of earlier events are missing; reloading the page shows everything.
-            position = begins_after
-            yield b"id: %d\nevent: reload\ndata: {}\n\n" % position
+        complete_after = max(self._since.get(topic, self._taken) for topic in topics)
         while not self._feed.closed:
             published = self._published
+            # Checked each time: the reader may begin only now, or this listener may be too slow.
+            complete_after = max(complete_after, self._begins_after)
+            if position < complete_after:
+                # Fragments of earlier events are missing; reloading the page shows everything.
+                position = complete_after
+                yield b"id: %d\nevent: reload\ndata: {}\n\n" % position
             chosen = [piece for piece in self._pieces if position < piece.seq <= self._seq and piece.topic in topics]
             position = max(position, self._seq)
             if chosen:
@@ -125,6 +126,7 @@ class LiveBoard:
                 if position is None:
                     position = self._seq = self._taken = self._begins_after = await self._feed.start_of(None)
                     begun.set()
+                    self._notify_viewers()  # of the beginning, if the first tries failed
                 events = await self._feed.after(position, self._limits.heartbeat_seconds)
                 if events:
                     await self._publish(events)

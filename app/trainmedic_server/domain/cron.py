@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from trainmedic_core.fields import Duration
 
+_FIRST_DAY = datetime(1, 1, 2, tzinfo=UTC)  # the first whose times exist in all zones
 _ANY_DAY = datetime(2024, 1, 1, tzinfo=UTC)
 _LONGEST_WINDOW = timedelta(days=50 * 365)
 _FIELDS = "write minute, hour, day of month, month and day of week, such as 0 2 * * 2"
@@ -24,14 +25,16 @@ def next_after(expression: str, timezone: str, instant: datetime) -> datetime:
     """
     if len(expression.split()) != 5:
         raise ValueError(f"{expression!r} does not have the five fields of a schedule; {_FIELDS}")
+    zone = _zone(timezone)
     try:
-        times = CronSim(expression, instant.astimezone(_zone(timezone)))
+        for time in CronSim(expression, max(instant, _FIRST_DAY).astimezone(zone)):
+            # In an hour that comes twice, the library starts at the first, which may be before `instant`.
+            if time.astimezone(UTC) > instant:
+                return time.astimezone(UTC)
     except CronSimError as error:
         raise ValueError(f"{expression!r} is not a schedule: {str(error).lower()}; {_FIELDS}") from None
-    for time in times:
-        # In an hour that comes twice, the library starts at the first, which may be before `instant`.
-        if time.astimezone(UTC) > instant:
-            return time.astimezone(UTC)
+    except OverflowError:  # after the year 9999
+        pass
     raise ValueError(f"{expression!r} never comes")
 
 
@@ -78,7 +81,11 @@ class CronWindow(BaseModel):
 def opened_at(window: CronWindow, instant: datetime) -> datetime | None:
     """Return the start of the open window, which excludes its end; None if closed."""
     length = min(window.duration, _LONGEST_WINDOW)  # for a longer one, the same window is open
-    opened = next_after(window.schedule, window.timezone, instant - length)
+    begin = instant - length if instant - _FIRST_DAY > length else _FIRST_DAY
+    try:
+        opened = next_after(window.schedule, window.timezone, begin)
+    except ValueError:  # never again
+        return None
     return opened if opened <= instant else None
 
 

@@ -77,7 +77,7 @@ class MessageDelivery:
         # Channels that may have waiting messages; the store is not queried for others.
         self._may_have_waiting = set(self._channels)
         self._last_sent: dict[tuple[str, str, str], datetime] = {}  # by channel, kind and topic
-        # The next try of those that failed, likewise: a message that is refused must not delay others.
+        # When those that failed are retried, likewise: a message that is refused must not delay others.
         self._retries: dict[tuple[str, str, str], tuple[datetime, Backoff]] = {}
 
     async def run(self) -> None:
@@ -208,6 +208,9 @@ class MessageDelivery:
         self._metrics.messages_waiting.labels(channel).set(len(waiting))
         if not waiting:
             self._may_have_waiting.discard(channel)
+        left = {(message.kind, message.topic) for message in waiting}
+        for key in [key for key in self._retries if key[0] == channel and key[1:] not in left]:
+            del self._retries[key]
         count = 0
         too_old: list[Message] = []
         for due in self._due(channel, waiting, now):
@@ -230,7 +233,8 @@ class MessageDelivery:
         self._retries[key] = now + timedelta(seconds=wait), backoff
         if is_first:  # as `loops.repeat` logs an outage
             loop = f"messages to {channel}"
-            log.warning("background loop delayed; retrying", loop=loop, error=str(error), retry_in=wait)
+            concerned = {"kind": message.kind, "topic": message.topic}
+            log.warning("background loop delayed; retrying", loop=loop, error=str(error), retry_in=wait, **concerned)
 
     def _due(self, channel: str, waiting: Sequence[Message], now: datetime) -> list[list[Message]]:
         groups: dict[tuple[str, str], list[Message]] = defaultdict(list)
@@ -263,10 +267,11 @@ class MessageDelivery:
                 outcome = "failed"
                 self._metrics.message_errors.labels(channel).inc()
                 log.error("cannot send message", channel=channel, kind=kind, error=str(error))
-        at = self._clock.now()
-        self._last_sent[channel, kind, messages[0].topic] = at
-        if self._retries.pop((channel, kind, messages[0].topic), None) is not None:
-            log.info("background loop recovered", loop=f"messages to {channel}")
+        at, topic = self._clock.now(), messages[0].topic
+        self._last_sent[channel, kind, topic] = at
+        had_failed = self._retries.pop((channel, kind, topic), None) is not None
+        if had_failed and left and outcome == "sent":
+            log.info("background loop recovered", loop=f"messages to {channel}", kind=kind, topic=topic)
 
         def work(tx: Transaction) -> None:
             if over:
@@ -283,8 +288,6 @@ class MessageDelivery:
         if messages:
             ids = [message.id for message in messages]
             await self._store.transact(lambda tx: tx.messages.drop(ids))
-            for message in messages:
-                self._retries.pop((channel, message.kind, message.topic), None)
             self._count_given_up(channel, len(ids), _TOO_LATE)
 
     def _count_given_up(self, channel: str, count: int, why: str) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.playbook import ActionStep, ApproveStep, DelayStep, PollStep, Retry, UntilStep, WaitStep
@@ -47,8 +46,7 @@ def longest(playbook: CompiledPlaybook, mode: Mode, actions: Actions, before_fir
         any(phase.after_end for phase in final),
         all(phase.is_limited for phase in final),
     )
-    together = _together([steps, slowest])
-    return replace(together, span=together.span + before_first_act)
+    return _together([LongestRun(before_first_act), steps, slowest])
 
 
 def _final_phases(playbook: CompiledPlaybook) -> tuple[tuple[Step, ...], ...]:
@@ -57,11 +55,11 @@ def _final_phases(playbook: CompiledPlaybook) -> tuple[tuple[Step, ...], ...]:
 
 def _together(parts: Iterable[LongestRun]) -> LongestRun:
     parts = list(parts)
-    return LongestRun(
-        sum((part.span for part in parts), timedelta()),
-        any(part.after_end for part in parts),
-        all(part.is_limited for part in parts),
-    )
+    try:
+        span = sum((part.span for part in parts), timedelta())
+    except OverflowError:  # millions of years
+        return LongestRun(is_limited=False)
+    return LongestRun(span, any(part.after_end for part in parts), all(part.is_limited for part in parts))
 
 
 def _longest_step(step: Step, actions: Actions) -> LongestRun:

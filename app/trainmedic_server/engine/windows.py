@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from trainmedic_core import duration
@@ -17,11 +18,20 @@ def why_outside(windows: Sequence[CronWindow], now: datetime) -> str | None:
     """Return None inside a window, or if there is none."""
     if not windows or any(cron.holds_at(window, now) for window in windows):
         return None
-    return f"the playbook may act only in its windows; the next one opens at {clock(opens_at(windows, now))}"
+    try:
+        following = f"the next one opens at {clock(opens_at(windows, now))}"
+    except ValueError:
+        following = "none opens again"
+    return f"the playbook may act only in its windows; {following}"
 
 
 def opens_at(windows: Sequence[CronWindow], now: datetime) -> datetime:
-    return min(cron.next_after(window.schedule, window.timezone, now) for window in windows)
+    """Raises ValueError if none opens again."""
+    times: list[datetime] = []
+    for window in windows:
+        with suppress(ValueError):
+            times.append(cron.next_after(window.schedule, window.timezone, now))
+    return min(times)
 
 
 def could_act_since(windows: Sequence[CronWindow], begin: datetime, now: datetime) -> datetime:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httptools
@@ -19,6 +20,7 @@ _OF_ONE_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encod
 _NOT_FORWARDED = _OF_ONE_HOP | {b"x-forwarded-user", b"x-forwarded-groups"}
 
 _MOST_AT_ONCE = 300  # further requests wait, at most _TURN_SECONDS
+_MOST_READS = 250  # of them: live pages last for hours, and must leave turns to deliveries of alerts
 _TURN_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 _SILENT_SECONDS = 60.0  # silence of the leader that aborts; event streams send something every 15 s
@@ -51,6 +53,7 @@ class Forwarder:
         self._idle: list[_Connection] = []
         self._in_use: set[_Connection] = set()
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._read_turns = asyncio.Semaphore(_MOST_READS)
 
     async def forward(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the request to the leader at `address` ("host:port"), and its answer to the client.
@@ -58,12 +61,14 @@ class Forwarder:
         Raises OSError before anything was sent to the client, CutOff if the answer ends early, ClientLeft, ClientSilent
         or NoTurn.
         """
-        try:
-            async with asyncio.timeout(_TURN_SECONDS):
-                await self._turns.acquire()
-        except TimeoutError:
-            raise NoTurn(f"{_MOST_AT_ONCE} other requests are being forwarded") from None
-        try:
+        async with AsyncExitStack() as turns:
+            try:
+                async with asyncio.timeout(_TURN_SECONDS):
+                    if scope["method"] in ("GET", "HEAD"):
+                        await turns.enter_async_context(self._read_turns)
+                    await turns.enter_async_context(self._turns)
+            except TimeoutError:
+                raise NoTurn("too many other requests are being forwarded") from None
             connection = await self._connection(address)
             self._in_use.add(connection)
             try:
@@ -75,8 +80,6 @@ class Forwarder:
                     self._idle.append(connection)
                 else:
                     connection.abort()
-        finally:
-            self._turns.release()
 
     def end(self) -> None:
         for connection in (*self._idle, *self._in_use):

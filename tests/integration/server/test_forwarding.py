@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trainmedic_server.http import forwarding
 from trainmedic_server.http.forwarding import ClientLeft, CutOff, Forwarder
 
 Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -157,6 +158,34 @@ async def test_a_client_that_leaves_frees_the_connection(forwarder: Forwarder) -
                 await asking
             await asyncio.wait_for(leader.gone.wait(), 60)
             leader.gone.clear()
+
+
+async def test_open_streams_leave_turns_to_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They last for hours, and Alertmanager must not wait for one to end."""
+    monkeypatch.setattr(forwarding, "_MOST_AT_ONCE", 3)
+    monkeypatch.setattr(forwarding, "_MOST_READS", 2)
+    monkeypatch.setattr(forwarding, "_TURN_SECONDS", 60)
+    forwarder = Forwarder()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if leader.heads[-1].startswith(b"POST"):
+            writer.write(OK + b"ok")
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n: hello\n\n")
+
+    async with leading(answer) as leader:
+        pages = [Client(), Client(), Client()]
+        asking = [asyncio.create_task(page.ask(forwarder, leader)) for page in pages]
+        for page in pages[:2]:
+            await asyncio.wait_for(page.started.wait(), 60)
+        for _ in range(2):
+            assert await Client("POST").ask(forwarder, leader) == (200, b"ok")
+        pages[0].left.set()
+        await asyncio.wait_for(pages[2].started.wait(), 60)
+        for page in pages:
+            page.left.set()
+        await asyncio.wait(asking)
+    forwarder.end()
 
 
 async def test_a_slow_client_slows_the_leader(forwarder: Forwarder) -> None:

@@ -53,6 +53,19 @@ def test_window_longer_than_its_interval_is_always_open() -> None:
         assert cron.holds_at(CronWindow(schedule=schedule, duration=timedelta(days=900_000)), at("2026-01-09T00:00"))
 
 
+@pytest.mark.parametrize("zone", ["UTC", "America/Los_Angeles", "Pacific/Kiritimati"])
+@pytest.mark.parametrize("schedule", ["0 2 * * *", "*/7 * * * *", "0 0 29 2 *"])
+def test_windows_end_with_the_calendar(zone: str, schedule: str) -> None:
+    """None opens before the year 1 or after 9999, in any zone."""
+    for length in (timedelta(minutes=1), timedelta(days=900_000)):
+        window = CronWindow(schedule=schedule, duration=length, timezone=zone)
+        assert not cron.holds_at(window, at("0001-01-01T00:00"))
+        assert cron.holds_at(window, at("9999-12-31T23:59:59")) == (length.days > 0)
+    with pytest.raises(ValueError, match="never comes"):
+        cron.next_after(schedule, zone, at("9999-12-31T23:59:59"))
+    assert cron.next_after(schedule, zone, at("0001-01-01T00:00")) < at("0005-01-01T00:00")
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

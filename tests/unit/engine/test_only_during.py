@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from tests.unit.engine.world import World
+from trainmedic_server.domain.cron import CronWindow
 from trainmedic_server.domain.run import Decision, Status, StepStatus
+from trainmedic_server.engine import windows
 from trainmedic_server.ports.store import HistoryFilter
 
 MakeWorld = Callable[..., World]
@@ -32,6 +34,14 @@ steps:
   - {id: first, action: test.cap, timeout: 4h}
   - {id: second, action: test.other, retry: {attempts: 2, delay: 5m}}
 """
+
+
+def test_the_last_window_before_the_year_10000_is_followed_by_none() -> None:
+    """An alert can be explained as of any time."""
+    early, late = (CronWindow(schedule=f"0 {hour} * * *", duration=timedelta(minutes=5)) for hour in (2, 22))
+    at = datetime(9999, 12, 31, 21, tzinfo=UTC)
+    assert "the next one opens at 9999-12-31T22:00:00Z" in (windows.why_outside([early, late], at) or "")
+    assert "none opens again" in (windows.why_outside([early, late], at + timedelta(hours=2)) or "")
 
 
 async def test_an_alert_outside_starts_nothing_until_it_is_reported_in_a_window(world: MakeWorld) -> None:

@@ -49,6 +49,14 @@ def test_the_limits_of_the_steps_add_up(step: str, seconds: int | None) -> None:
     assert (None if ends_by is None else (ends_by - START).total_seconds() - 40) == seconds
 
 
+def test_the_limits_of_many_long_steps_are_none() -> None:
+    """Their sum exceeds what Python can hold."""
+    actions = ScriptedActions()
+    steps = "{action: test.cap, timeout: 999999d, retry: {attempts: 100, delay: 1s}}\n  - " * 11
+    (playbook,) = catalog_of([PLAYBOOK.replace("STEP", steps + "{action: test.cap}")], actions).all()
+    assert run_length.longest(playbook, Mode.ENFORCE, actions, timedelta()).ends_by(START, END) is None
+
+
 def test_modes_and_the_wait_before_the_first_act_count() -> None:
     """Mode approve asks first, and mode observe takes no time."""
     actions = ScriptedActions()

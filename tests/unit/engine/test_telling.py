@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from tests.unit.engine.world import Tell, World
 from trainmedic_core.problems import FileProblem
@@ -521,6 +522,34 @@ async def test_a_message_that_is_refused_for_hours_delays_no_other(begin: Any) -
         assert len(t.channels.sent) == number - 1
         await t.world.pass_time(100)
     assert metric(t.world, "trainmedic_message_errors_total", channel="oncall") < 25
+
+
+async def test_giving_up_old_messages_hurries_no_others(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the same kind and topic are tried every 5 minutes by then."""
+    monkeypatch.setattr(message_delivery, "KEPT_WAITING", timedelta(minutes=10))
+    t = await begin(CAPPING, breaker_min_nodes=100)
+    t.channels.fails["oncall"] = errors.TemporaryFailure("away")
+    t.world.actions["cap"].outcomes += [errors.PermanentFailure("no agent")] * 40
+    for number in range(40):
+        await t.world.post(t.world.alert(node=f"n{number}"))
+        await t.world.pass_time(60)
+    assert metric(t.world, "trainmedic_messages_total", kind="any", outcome="given_up") > 20
+    assert metric(t.world, "trainmedic_message_errors_total", channel="oncall") < 16
+
+
+async def test_a_question_that_nobody_was_asked_is_no_recovery(begin: Any) -> None:
+    """It is dropped because its run was cancelled; the service still fails."""
+    t = await begin(ASKING)
+    t.channels.fails["oncall"] = errors.TemporaryFailure("away")
+    with capture_logs() as logs:
+        await t.world.post(t.world.alert(node="n1"))
+        await t.world.pass_time(60)
+        (run,) = await t.world.runs()
+        await t.world.engine.order(run.id, OrderKind.CANCEL, "ann")
+        await t.world.pass_time(600)
+    assert [line["topic"] for line in logs if line["event"] == "background loop delayed; retrying"] == ["asking"]
+    assert metric(t.world, "trainmedic_messages_total", kind="approval", outcome="needless") == 1
+    assert "background loop recovered" not in {line["event"] for line in logs}
 
 
 async def test_only_what_was_not_sent_is_given_up(begin: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.api_world import World, alert, payload
 from tests.support.memory_api import MemoryHistory
+from trainmedic_server.console import live as console_live
 from trainmedic_server.console.fragments import Fragments
 from trainmedic_server.console.live import LiveBoard
 from trainmedic_server.console.standing import StandingView
@@ -164,4 +165,79 @@ async def test_a_page_that_leaves_while_the_store_is_slow_takes_no_place() -> No
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await pages.join({"head"})
-    assert (pages._viewers, pages._reader) == (0, None)
+    assert (pages._viewers, pages._reader, pages._feed._listeners) == (0, None, 0)
+
+
+async def test_a_page_that_joined_while_the_store_failed_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader begins once the store responds, after events that nobody rendered."""
+    monkeypatch.setattr(console_live, "_RETRY_SECONDS", 0.01)
+    pages, history, _ = board()
+    last_seq, topics = history.last_seq, frozenset({"head"})
+
+    async def fails() -> int:
+        raise StoreUnavailable("away")
+
+    history.last_seq = fails  # type: ignore[method-assign]
+    await pages.join(topics)
+    viewer = pages.lines(0, topics)
+    await told(viewer)
+    history.append("started", "a")
+    waiting = asyncio.create_task(told(viewer))
+    await asyncio.sleep(0)
+    history.last_seq = last_seq  # type: ignore[method-assign]
+    line = await waiting
+    for _ in range(3):
+        if line == b": still here\n\n":
+            line = await told(viewer)
+    assert line == b"id: 1\nevent: reload\ndata: {}\n\n"
+    await viewer.aclose()
+    await pages.leave(topics)
+
+
+async def test_a_page_that_reads_too_slowly_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fragments that it has not taken were dropped for newer ones."""
+    monkeypatch.setattr(console_live, "_KEPT_PIECES", 2)
+    monkeypatch.setattr(console_live, "_BETWEEN_SECONDS", 0)
+    pages, history, _ = board()
+    topics = frozenset({"head"})
+    await pages.join(topics)
+    viewer = pages.lines(0, topics)
+    await told(viewer)
+    waiting = asyncio.create_task(told(viewer))
+    history.append("started", "a")
+    assert b"id: 1" in await waiting
+    for number in range(2, 6):
+        history.append("started", "a")
+        async with asyncio.timeout(60):
+            while pages._seq < number:
+                await asyncio.sleep(0.001)
+    assert await told(viewer) == b"id: 3\nevent: reload\ndata: {}\n\n"
+    assert (await told(viewer)).startswith(b"id: 4")
+    await viewer.aclose()
+    await pages.leave(topics)
+
+
+async def test_pages_that_join_together_are_all_told_to_look_again() -> None:
+    """As after a restart: none is told of events from before the reader began."""
+    live, history, _ = board()
+    last_seq, topics = history.last_seq, frozenset({"head"})
+
+    async def slow() -> int:
+        await asyncio.sleep(0.05)
+        return await last_seq()
+
+    history.last_seq = slow  # type: ignore[method-assign]
+    history.append("started", "a")
+    history.append("started", "a")
+
+    async def open_page() -> bytes:
+        await live.join(topics)
+        viewer = live.lines(1, topics)
+        await told(viewer)
+        first = await told(viewer)
+        await viewer.aclose()
+        return first
+
+    assert {*await asyncio.gather(open_page(), open_page())} == {b"id: 2\nevent: reload\ndata: {}\n\n"}
+    for _ in range(2):
+        await live.leave(topics)

@@ -96,7 +96,7 @@ async def test_a_client_that_stops_sending_is_not_taken_for_a_silent_leader(monk
 
 
 async def test_a_full_standby_does_not_say_that_the_leader_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Live pages that are handed on hold their turns for hours; nobody has asked the leader for this request."""
+    """Nobody has asked the leader for this request."""
     monkeypatch.setattr(forwarding, "_TURN_SECONDS", 0.05)
     monkeypatch.setattr(forwarding, "_MOST_AT_ONCE", 0)
     election = Waiting()
@@ -106,4 +106,7 @@ async def test_a_full_standby_does_not_say_that_the_leader_is_silent(monkeypatch
     async with httpx.AsyncClient(transport=transport, base_url="http://two") as client:
         answer = await client.get("/now")
     assert answer.status_code == 503
-    assert answer.json()["detail"] == "This server is on standby, and 0 other requests are being forwarded. Try again."
+    assert (
+        answer.json()["detail"]
+        == "This server is on standby, and too many other requests are being forwarded. Try again."
+    )
