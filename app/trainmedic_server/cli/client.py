@@ -108,6 +108,8 @@ class Client:
             raise exits.NoAnswerYet(f"{self.url} did not answer in time.") from error
         except httpx.TransportError as error:
             raise exits.Unreachable(f"The connection to {self.url} broke: {described(error)}") from error
+        except httpx.DecodingError as error:
+            raise exits.Unreachable(f"The answer of {self.url} cannot be decompressed: {described(error)}") from error
 
 
 def server_options(command: Callable[..., R]) -> Callable[..., R]:
@@ -174,13 +176,11 @@ def _detail(response: httpx.Response) -> str:
 
 
 def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
-    """Yield the messages of an event stream (WHATWG HTML, section 9.2.6). An ID alone is a message without data."""
-    last_id, sent_id, event, data = "", "", "message", list[str]()
+    """Yield the messages of an event stream (WHATWG HTML, section 9.2.6), and comments as messages without data."""
+    last_id, event, data = "", "message", list[str]()
     for line in lines:
         if not line:
-            if data or last_id != sent_id:
-                sent_id = last_id
-                yield ServerSentEvent(last_id, event, "\n".join(data))
+            yield ServerSentEvent(last_id, event, "\n".join(data))
             event, data = "message", []
             continue
         name, _, value = line.partition(":")
