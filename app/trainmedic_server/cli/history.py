@@ -170,7 +170,7 @@ def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | Non
 
 
 def _unknown_names(client: Client, conditions: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a note on each named job and playbook, "" if known. Skip those that the server refuses."""
+    """Yield a note on each named job and playbook, "" if known. Skip those that fail."""
     for note_on, option in ((unknown_job_note, "job"), (unknown_playbook_note, "playbook")):
         for name in conditions.get(option, ()):
             with contextlib.suppress(exits.CommandError):
