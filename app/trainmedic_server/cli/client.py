@@ -193,6 +193,14 @@ def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
             data.append(value)
 
 
+def every(client: Client, path: str, params: Mapping[str, Any] = {}) -> Iterator[Mapping[str, Any]]:
+    page = client.get(path, params)
+    yield from page["items"]
+    while page.get("next"):
+        page = client.get(path, {**params, "cursor": page["next"]})
+        yield from page["items"]
+
+
 def unknown_playbook_note(client: Client, name: str) -> str:
     """Return "" if it is loaded."""
     loaded = [str(item["name"]) for item in client.get("playbooks")["items"]]
@@ -201,7 +209,7 @@ def unknown_playbook_note(client: Client, name: str) -> str:
 
 def unknown_job_note(client: Client, job: str) -> str:
     """Return "" if it is known."""
-    connected = [str(item["name"]) for item in client.get("jobs", {"cluster": True})["items"]]
+    connected = [str(item["name"]) for item in every(client, "jobs", {"cluster": True})]
     if job in connected or any(client.get(path, {"job": job, "limit": 1})["items"] for path in ("history", "findings")):
         return ""
     return visible(
