@@ -11,7 +11,7 @@ def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
     """Return the target's nodes; empty for cluster and group."""
     match target.kind:
         case TargetKind.GPU | TargetKind.NODE:
-            return frozenset({target.node}) if target.node else _NOWHERE
+            return frozenset({topology.known.name_of(target.node)}) if target.node else _NOWHERE
         case TargetKind.JOB:
             return _nodes_of_job(target.job or "", topology)
         case TargetKind.CLUSTER | TargetKind.GROUP:
