@@ -21,6 +21,7 @@ from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.domain import contradictions
 from trainmedic_server.domain.destinations import DestinationOutcome, combine, command_id_for, merged_output
+from trainmedic_server.domain.node_names import KnownNodes, NodeNames
 from trainmedic_server.domain.topology import AgentTopology, ranks_in
 from trainmedic_server.errors import ActionFailure, BusUnavailable, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
@@ -82,17 +83,20 @@ class PlacedAction(CommandAction):
         name = job.job or ""
         presence = next((presence for presence in jobs if presence.name == name), None)
         has_reported = presence is not None and presence.details.get("placement")
-        pods_by_job = self._cluster_topology().pods_by_job
-        job_pods = () if has_reported else pods_by_job.get(name, ())
+        cluster = self._cluster_topology()
+        job_pods = () if has_reported else cluster.pods_by_job.get(name, ())
         if presence is None and not job_pods and not self.services.may_connect(name):
-            near = did_you_mean(name, [*(job.name for job in jobs), *pods_by_job])
+            near = did_you_mean(name, [*(job.name for job in jobs), *cluster.pods_by_job])
             raise PermanentFailure(f"no job named {name!r} is connected or was connected in the last day{near}")
-        if not self.per_gpu:
-            if job_pods:
-                return dict.fromkeys(pods.nodes_of(name, job_pods), ())
+        if not self.per_gpu and not job_pods:
             return placement_of(job, presence, with_gpus=False)
         agents = AgentTopology.of({agent.name: agent.details for agent in await self._bus.agents()})
         if job_pods:
+            # Commands need the agents' names of nodes, which may differ from the cluster's.
+            known = KnownNodes(agents.names, cluster.names, NodeNames(), NodeNames(), NodeNames())
+            job_pods = [replace(pod, node=known.name_of(pod.node)) for pod in job_pods]
+            if not self.per_gpu:
+                return dict.fromkeys(pods.nodes_of(name, job_pods), ())
             return pods.gpus_of(name, job_pods, agents)
         nodes = placement_of(job, presence, with_gpus=True)
         await asyncio.to_thread(_refuse_contradictions, name, jobs, agents)

@@ -114,7 +114,7 @@ class Client:
         except httpx.TransportError as error:
             raise exits.Unreachable(f"The connection to {self.url} broke: {described(error)}") from error
         except httpx.DecodingError as error:
-            raise exits.Unreachable(f"The answer of {self.url} cannot be unpacked: {described(error)}") from error
+            raise exits.Unreachable(f"The answer of {self.url} cannot be decompressed: {described(error)}") from error
 
 
 def server_options(command: Callable[..., R]) -> Callable[..., R]:
@@ -181,13 +181,11 @@ def _detail(response: httpx.Response) -> str:
 
 
 def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
-    """Yield the messages of an event stream (WHATWG HTML, section 9.2.6). An ID alone is a message without data."""
-    last_id, sent_id, event, data = "", "", "message", list[str]()
+    """Yield the messages of an event stream (WHATWG HTML, section 9.2.6), and comments as messages without data."""
+    last_id, event, data = "", "message", list[str]()
     for line in lines:
         if not line:
-            if data or last_id != sent_id:
-                sent_id = last_id
-                yield ServerSentEvent(last_id, event, "\n".join(data))
+            yield ServerSentEvent(last_id, event, "\n".join(data))
             event, data = "message", []
             continue
         name, _, value = line.partition(":")
@@ -200,6 +198,14 @@ def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
             data.append(value)
 
 
+def every(client: Client, path: str, params: Mapping[str, Any] = {}) -> Iterator[Mapping[str, Any]]:
+    page = client.get(path, params)
+    yield from page["items"]
+    while page.get("next"):
+        page = client.get(path, {**params, "cursor": page["next"]})
+        yield from page["items"]
+
+
 def unknown_playbook_note(client: Client, name: str) -> str:
     """Return "" if it is loaded."""
     loaded = [str(item["name"]) for item in client.get("playbooks")["items"]]
@@ -208,7 +214,7 @@ def unknown_playbook_note(client: Client, name: str) -> str:
 
 def unknown_job_note(client: Client, job: str) -> str:
     """Return "" if it is known."""
-    connected = [str(item["name"]) for item in client.get("jobs", {"cluster": True})["items"]]
+    connected = [str(item["name"]) for item in every(client, "jobs", {"cluster": True})]
     if job in connected or any(client.get(path, {"job": job, "limit": 1})["items"] for path in ("history", "findings")):
         return ""
     return visible(

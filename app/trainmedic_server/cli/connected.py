@@ -12,7 +12,7 @@ from trainmedic_core import words
 from trainmedic_core.cli import table
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_server.cli import log_cuts
-from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.client import Client, every, server_options
 from trainmedic_server.presentation import times
 
 Document = Mapping[str, Any]
@@ -72,14 +72,6 @@ def show(
         click.echo(f"No {kind} is connected.", err=True)
     for line in _lost(standing, kind):
         click.echo(line)
-
-
-def every(client: Client, path: str) -> Iterator[Document]:
-    page = client.get(path)
-    yield from page["items"]
-    while page.get("next"):
-        page = client.get(path, {"cursor": page["next"]})
-        yield from page["items"]
 
 
 def _log_problems(items: Sequence[Document]) -> Iterator[str]:

@@ -159,4 +159,7 @@ def _is_given(name: str) -> bool:
 
 
 def _moment(at: str | None, now: datetime) -> datetime:
-    return time_of(at, now) if at else now
+    try:
+        return time_of(at, now) if at else now
+    except ValueError as error:
+        raise exits.InvalidInput(f"--at: {at!r} {error}") from error

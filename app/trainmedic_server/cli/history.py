@@ -170,7 +170,7 @@ def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | Non
 
 
 def _unknown_names(client: Client, conditions: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a note on each named job and playbook, "" if known. Skip those that the server refuses."""
+    """Yield a note on each named job and playbook, "" if known. Skip those that fail."""
     for note_on, option in ((unknown_job_note, "job"), (unknown_playbook_note, "playbook")):
         for name in conditions.get(option, ()):
             with contextlib.suppress(exits.CommandError):
@@ -214,8 +214,9 @@ def _follow(client: Client, conditions: Mapping[str, Any], limit: int, as_json: 
         row = [words.plain(cell) for cell in _cells(rows.Row(item), at)]
         click.echo(json_text(item) if as_json else table.fit(row, _WIDTHS, table.width()))
     for event in _endless_events(client):
-        if "node" in conditions:
-            items.pop(event.get("run_id"), None)  # its run may have touched further nodes since
+        kept = items.get(event.get("run_id"))
+        if kept is not None and "node" in conditions and not _matches(kept, conditions):
+            del items[kept["run_id"]]  # it may have touched further nodes since
         about = _item_of(client, event, items)
         if conditions and (about is None or not _matches(about, conditions)):
             continue
@@ -246,7 +247,7 @@ def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -
     if not run_id:
         return None
     if run_id not in items:
-        if len(items) >= _MOST_KEPT:
+        while len(items) >= _MOST_KEPT:
             del items[next(iter(items))]
         try:
             items[run_id] = client.get(f"history/{run_path(run_id)}")

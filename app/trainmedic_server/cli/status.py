@@ -11,8 +11,7 @@ import click
 from trainmedic_core import words
 from trainmedic_core.cli import exits
 from trainmedic_core.cli.output import output_option, print_document
-from trainmedic_server.cli import connected
-from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli.client import Client, every, server_options
 from trainmedic_server.cli.now import switches_text
 from trainmedic_server.domain.reaction import NoReaction
 from trainmedic_server.presentation.waiting import waiting_for_person
@@ -57,7 +56,7 @@ def status(client: Client, output: str) -> None:
 
 
 def _all_pages(client: Client, path: str) -> dict[str, Any]:
-    return {"items": list(connected.every(client, path))}
+    return {"items": list(every(client, path))}
 
 
 def _switch_members(now: Any) -> dict[str, Any]:

@@ -87,8 +87,8 @@ def start_body(name: str, fields: Mapping[str, str]) -> dict[str, Any]:
 
 def labels_of(text: str) -> dict[str, str]:
     pairs = [(piece, *piece.partition("=")) for piece in text.replace(",", " ").split()]
-    for piece, name, equals, _ in pairs:
-        if not name or not equals:  # as a label without a value it would fit no alert
+    for piece, name, _, value in pairs:
+        if not name or not value:  # no alert has a label without a value
             raise HttpProblem(
                 HTTPStatus.UNPROCESSABLE_ENTITY,
                 f"labels: {piece!r} is not NAME=VALUE. Values have no spaces or commas.",

@@ -20,7 +20,7 @@ _LONGEST = 4_000  # characters of a text that are read
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _ASCII_NAME = re.compile(r"[A-Za-z0-9_.:/ -]+")  # for other names, annotations count too
-_SHARED_TYPES = (  # file systems that are not on the node's disks: shared ones, and those in memory
+_SHARED_TYPES = (  # file systems that do not show the room on a node's disks: shared, in memory, layers, read-only
     r"nfs|lustre|ceph|gpfs|beegfs|fuse|cifs|smb|wekafs|glusterfs|virtiofs|gfs2|ocfs2|orangefs|9p|afs|daos|vastnfs|"
     r"tmpfs|ramfs|devtmpfs|overlay|squashfs"
 )

@@ -11,7 +11,7 @@ def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
     """Return the target's nodes; empty for cluster and group."""
     match target.kind:
         case TargetKind.GPU | TargetKind.NODE:
-            return frozenset({target.node}) if target.node else _NOWHERE
+            return frozenset({topology.known.name_of(target.node)}) if target.node else _NOWHERE
         case TargetKind.JOB:
             return _nodes_of_job(target.job or "", topology)
         case TargetKind.CLUSTER | TargetKind.GROUP:
@@ -53,5 +53,6 @@ def _nodes_of_job(job: str, topology: Topology) -> frozenset[str]:
         *topology.slurm.nodes_by_job.get(job, _NOWHERE),
         *(node for by_node in written for node, jobs in by_node.items() if job in jobs),
     )
-    of_ranks = topology.nodes_of_job(job) or topology.jobs.nodes_by_job.get(job, _NOWHERE)
-    return of_ranks.union(map(topology.known.name_of, listed))
+    of_ranks = topology.jobs.nodes_by_job.get(job, _NOWHERE)
+    named = topology.nodes_of_job(job) or {topology.node_named(name) or name for name in of_ranks}
+    return frozenset(map(topology.known.name_of, listed)).union(named)

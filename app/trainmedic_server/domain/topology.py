@@ -218,13 +218,6 @@ class ClusterTopology(Struct, frozen=True, dict=True):
         return self.listed_names if self.listed_names is not None else names_of(self.nodes)
 
     @cached_property
-    def nodes_by_address(self) -> Mapping[str, str]:
-        """Nodes by their own or a pod's address, except addresses on several nodes."""
-        of_pods = {address: pod.node for address, pod in self.pods_by_address.items() if pod is not None}
-        of_nodes = {alias: next(iter(whose)) for alias, whose in self.names.aliases.items() if len(whose) == 1}
-        return {address: node for address, node in of_pods.items() if address not in self.names.aliases} | of_nodes
-
-    @cached_property
     def pods_by_address(self) -> Mapping[str, Pod | None]:
         """None for pods of several nodes. Ending pods count only without others."""
         pods: dict[str, Pod | None] = {}
@@ -510,14 +503,19 @@ class Topology(Struct, frozen=True, dict=True):
     def _nodes_named(self, names: frozenset[str]) -> frozenset[str]:
         nodes: set[str] = set()
         for name in names:
-            found = self.known.find(name)
-            pod = self.cluster.pods_by_name.get(name) if not found else None
-            if pod is not None:
-                found = frozenset({self.known.name_of(pod.node)})
-            if len(found) != 1:
+            node = self.node_named(name)
+            if node is None:
                 return frozenset()
-            nodes |= found
+            nodes.add(node)
         return frozenset(nodes)
+
+    def node_named(self, name: str) -> str | None:
+        """Return the node of a name that ranks report: of a node, or of their pod."""
+        nodes = self.known.find(name)
+        pod = self.cluster.pods_by_name.get(name) if not nodes else None
+        if pod is not None:
+            return self.known.name_of(pod.node)
+        return next(iter(nodes)) if len(nodes) == 1 else None
 
     def listed_as(self, node: str, names: NodeNames) -> str:
         """Return a source's name for a node, which may differ from its agent's."""

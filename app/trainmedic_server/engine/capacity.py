@@ -67,6 +67,7 @@ def of(
     if isinstance(selected, Unresolved):
         return f"it is not known how many nodes are unavailable: {selected.why}"
     nodes = {*selected, *selectors.nodes_of(members, topology)}
+    of_all = set(map(topology.known.name_of, of_all))  # names change as agents come and go
     out = available_nodes.unavailable(topology.pool("", sorted(nodes, key=selectors.natural)), {*own, *of_all})
     foreign = frozenset(nodes.intersection(of_all).difference(own))
     return Capacity(len(nodes), rules.unavailable_allowed(len(nodes)), out, foreign)

@@ -39,12 +39,13 @@ class JobLocations:
         nodes += [pod.node for pod in cluster.pods_by_job.get(job, ())]
         readers: list[str] = []
         is_whole = True
+        agents = AgentTopology()
         try:
             presence = next((each for each in await self._bus.jobs() if each.name == job), None)
             present = {agent.name: agent.details for agent in await self._bus.agents()}
             readers = sorted(name for name, details in present.items() if details.get("logs"))
+            agents = AgentTopology.of(present)
             if presence is not None:
-                agents = AgentTopology.of(present)
                 members = {"name": job, "last_seen": presence.last_seen, "details": {}}
                 view = JobDirectory(agents, cluster).connected(presence, members)
                 nodes += view.nodes or ()
@@ -56,4 +57,5 @@ class JobLocations:
         before = sorted((at, place.node) for place, at in seen.items() if place.job == job)
         nodes += [node for _, node in reversed(before)]
         names = tuple(dict.fromkeys(map("/".join, pods)))
-        return JobNodes(tuple(dict.fromkeys(nodes))[:MOST_NODES], names, is_whole, tuple(readers[:MOST_NODES]))
+        asked = dict.fromkeys(map(agents.name_of, nodes))  # an agent that is present answers only to its own name
+        return JobNodes(tuple(asked)[:MOST_NODES], names, is_whole, tuple(readers[:MOST_NODES]))

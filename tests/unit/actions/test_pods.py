@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.unit.actions.test_commands import NoHttp
 from tests.unit.actions.test_placement import NOW, AgentsBus, call, placed
 from trainmedic_server.actions.nodes import GpuPowerLimit, NodeFacts
-from trainmedic_server.domain.topology import ClusterTopology, Pod
+from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, Pod
 from trainmedic_server.errors import ActionFailure, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Services
 from trainmedic_server.ports.outside import CommandBus, Presence
@@ -24,8 +25,8 @@ def agent(node: str, **gpus: list[str]) -> Presence:
     return Presence(node, NOW, {"gpus": told})
 
 
-async def located(kind: type[Any], bus: AgentsBus, *pods: Pod, **params: Any) -> Any:
-    topology = ClusterTopology((), {pod.uid: pod for pod in pods})
+async def located(kind: type[Any], bus: AgentsBus, *pods: Pod, nodes: Sequence[ClusterNode] = (), **params: Any) -> Any:
+    topology = ClusterTopology(nodes, {pod.uid: pod for pod in pods})
     services = Services(bus.clock, cast(CommandBus, bus), NoHttp(), cluster_topology=lambda: topology)
     found = await kind(services).locate(call(kind, params))
     return {node: list(gpus) for node, gpus in found.nodes.items()}
@@ -43,6 +44,17 @@ async def test_all_gpus_of_a_job_are_those_that_its_pods_are_seen_on() -> None:
         "n2": ["GPU-c", "GPU-d"],
     }
     assert await located(NodeFacts, bus, *WORKERS) == {"n1": [], "n2": []}
+
+
+async def test_commands_go_to_the_agents_of_nodes_that_the_cluster_calls_otherwise() -> None:
+    """But not to the agent of another node with the same short name."""
+    bus = AgentsBus()
+    bus.agents_present = [agent("n1", a=["u1"], b=["u1"])]
+    full = pod("u1", "n1.site.example")
+    assert await located(GpuPowerLimit, bus, full, percent=80) == {"n1": ["GPU-a", "GPU-b"]}
+    assert await located(NodeFacts, bus, full) == {"n1": []}
+    nodes = [ClusterNode("n1.site.example", ()), ClusterNode("n1.other.example", ())]
+    assert await located(NodeFacts, bus, full, nodes=nodes) == {"n1.site.example": []}
 
 
 async def test_what_the_job_says_itself_goes_before() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import httpx
 import pytest
 
@@ -25,11 +27,13 @@ def test_a_token_that_no_header_can_have_is_named_and_not_shown(token: str) -> N
     assert "URL" not in refused.value.message
 
 
-def test_an_answer_that_cannot_be_unpacked_is_a_failure_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a proxy's, whose header states another form than its body has."""
-    client = Client("http://127.0.0.1:1", None)
-    answer = httpx.MockTransport(lambda _: httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=b"abc"))
-    monkeypatch.setattr(client._http, "_transport", answer)
-    with pytest.raises(exits.Unreachable, match="cannot be unpacked"):
-        client.get("now")
-    client.close()
+@pytest.mark.parametrize("ask", [lambda client: client.get("now"), lambda client: list(client.events(None))])
+def test_an_answer_that_cannot_be_decompressed_is_no_answer(ask: Callable[[Client], object]) -> None:
+    """Such as one that a proxy has cut or damaged."""
+    damaged = httpx.MockTransport(
+        lambda _: httpx.Response(200, headers={"content-encoding": "gzip"}, content=iter([b"{}"]))
+    )
+    client = Client("http://127.0.0.1:8080", None)
+    client._http = httpx.Client(base_url="http://127.0.0.1:8080/", transport=damaged)
+    with pytest.raises(exits.Unreachable, match="cannot be decompressed"):
+        ask(client)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from trainmedic_core.cli.exits import InvalidInput
 from trainmedic_server.cli.explain import explain
 
 PLAYBOOK = """
@@ -45,3 +46,12 @@ def test_what_a_server_decides_by_itself_cannot_be_given_with_it(tmp_path: Path,
     done = CliRunner().invoke(explain, [str(tmp_path / "alert.json"), *given])
     assert done.exit_code == 2
     assert f"--server uses its own {option}; omit --{option}" in done.output
+
+
+def test_a_moment_before_all_dates_is_refused(tmp_path: Path) -> None:
+    """As a wrong option."""
+    (tmp_path / "rack.yaml").write_text(PLAYBOOK)
+    (tmp_path / "alert.json").write_text(json.dumps({"labels": {"alertname": "RackHot"}}))
+    files = [str(tmp_path / "alert.json"), "--playbooks", str(tmp_path / "rack.yaml")]
+    done = CliRunner().invoke(explain, [*files, "--at", "9999y"])
+    assert (done.exit_code, "--at: '9999y' must be an RFC 3339 time" in done.output) == (InvalidInput.exit_code, True)

@@ -42,6 +42,18 @@ def test_a_name_of_which_nothing_is_known_is_doubted(known: Any, job: str, said:
     assert clients.unknown_job_note(client, job) == said
 
 
+def test_jobs_of_all_pages_are_known() -> None:
+    class Paged:
+        def get(self, path: str, params: dict[str, Any]) -> dict[str, Any]:
+            if path != "jobs":
+                return {"items": []}
+            return {"items": [{"name": "z"}]} if "cursor" in params else {"items": [{"name": "a"}], "next": "a"}
+
+    client: Client = Paged()  # type: ignore[assignment]
+    assert clients.unknown_job_note(client, "z") == ""
+    assert clients.unknown_job_note(client, "y")
+
+
 def test_a_playbook_that_is_not_loaded_is_named_with_the_nearest() -> None:
     """A filter by a misspelt name finds nothing, which alone would look like peace."""
     client: Client = Known(playbooks=[{"name": "training-loss-spike"}])  # type: ignore[assignment]

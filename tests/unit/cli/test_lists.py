@@ -168,25 +168,47 @@ def test_the_pauses_of_following_are_short_again_after_a_connection(monkeypatch:
     assert slept == [1, 1, 1, 2, 4, 8, 1]
 
 
+def test_a_quiet_connection_makes_the_pauses_short_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy may end connections on which nothing happens."""
+    slept: list[float] = []
+    monkeypatch.setattr(history.time, "sleep", slept.append)
+
+    class Quiet(CutOff):
+        def events(self, last_id: str | None, path: str = "events", params: Any = None) -> Iterator[ServerSentEvent]:
+            self.asked.append(last_id)
+            if len(self.asked) == 5:
+                yield ServerSentEvent("8", "observe_only", json.dumps({"seq": 8}))
+            first_id = ["id: 7"] if last_id is None else []
+            yield from _parse(iter(["retry: 2000", *first_id, "", ": still here", ""]))
+            raise Unreachable("the connection broke")
+
+    assert next(history._endless_events(Quiet())) == {"seq": 8}
+    assert slept == [1, 1, 1, 1]
+
+
 def test_following_a_node_shows_a_run_once_it_touches_the_node(capsys: pytest.CaptureFixture[str]) -> None:
     """What a run on a job touches is known only then."""
 
     class Touching(Client):
         touched: tuple[str, ...] = ()
+        reads = 0
 
         def __init__(self) -> None: ...
 
         def get(self, path: str, params: Any = None, accept: Any = ()) -> Any:
             run = {**item(1, touched=list(self.touched)), "run_id": "r-1"}
+            self.reads += path != "history"
             return {"items": [], "next": None} if path == "history" else run
 
         def events(self, last_id: str | None, path: str = "events", params: Any = None) -> Iterator[ServerSentEvent]:
-            for kind in ("started", "step_started"):
+            for kind in ("started", "step_started", "step_ended"):
                 data = {"seq": 1, "at": AT, "kind": kind, "run_id": "r-1", "data": {}}
                 yield ServerSentEvent("", kind, json.dumps(data))
                 self.touched = ("node-9",)
             raise KeyboardInterrupt
 
+    client = Touching()
     with pytest.raises(KeyboardInterrupt):
-        history._follow(Touching(), {"node": ["node-9"]}, 10, as_json=True)
-    assert [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()] == ["step_started"]
+        history._follow(client, {"node": ["node-9"]}, 10, as_json=True)
+    shown = [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()]
+    assert (shown, client.reads) == (["step_started", "step_ended"], 2)

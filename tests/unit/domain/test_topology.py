@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from trainmedic_core import gpu_names
 from trainmedic_core.target import Target, TargetKind
@@ -108,3 +109,6 @@ def test_a_job_is_on_a_node_once_whatever_each_source_calls_it(rank_node: str) -
     written = inventory.parse({"told:node:gpu-7.site.example": "llm"})
     view = Topology(written, jobs, agents, cluster)
     assert places.nodes_of(Target(TargetKind.JOB, job="llm"), view) == {"gpu-7"}
+    ranks = [{"rank": 0, "node": rank_node}, {"rank": 1, "node": "elsewhere"}]
+    with_stranger = replace(view, jobs=JobTopology.of({"llm": {"placement": ranks}}, agents))
+    assert places.nodes_of(Target(TargetKind.JOB, job="llm"), with_stranger) == {"gpu-7", "elsewhere"}

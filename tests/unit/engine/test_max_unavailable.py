@@ -12,6 +12,7 @@ from tests.unit.engine.test_groups import CAP, LARGE, RACK, members
 from tests.unit.engine.world import World
 from trainmedic_core.target import Target
 from trainmedic_server.domain import inventory
+from trainmedic_server.domain.node_names import NodeNames
 from trainmedic_server.domain.playbook import Rollout
 from trainmedic_server.domain.run import OrderKind, Status
 from trainmedic_server.domain.selectors import Selector
@@ -205,6 +206,20 @@ def test_the_number_is_of_the_pools_nodes() -> None:
     assert [room(text, topology).allowed for text in ("5%", "25%", "100%", 3, 0, "0%")] == [1, 2, 9, 3, 0, 0]
     lost = room("25%", topology, "gpu:n10/0", "gpu:n1/3")
     assert (lost.pool, lost.out) == (10, {"n10": "it is gone"})
+
+
+def test_a_node_whose_agent_is_silent_counts_once() -> None:
+    """Only the cluster lists it then, by another name than the members and runs of before."""
+    nodes = tuple(ClusterNode(f"n{number}.site.example", ()) for number in (1, 2, 3))
+    topology = Topology(cluster=ClusterTopology(nodes), remembered=NodeNames(frozenset({"n1", "n2", "n3"})))
+    rules, rack = (
+        Rollout.model_validate({"max_unavailable": 1}),
+        [Target.of_key(f"node:n{number}") for number in (1, 2)],
+    )
+    made = capacity.of(rules, Target.of_key("nodes:all"), rack, topology, (), {"n3"})
+    assert isinstance(made, Capacity)
+    assert (made.pool, made.others) == (3, {"n3.site.example"})
+    assert capacity.fitting(made, ["node:n3"], 1, topology) == []
 
 
 def test_gpus_of_one_node_take_one_node() -> None:

@@ -12,7 +12,7 @@ from tests.unit.engine.world import World
 from trainmedic_server import errors
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.run import Controls, Decision, Event, OrderKind, Status
-from trainmedic_server.domain.topology import JobTopology, Topology
+from trainmedic_server.domain.topology import AgentTopology, ClusterNode, ClusterTopology, JobTopology, Pod, Topology
 
 MakeWorld = Callable[..., World]
 
@@ -107,6 +107,24 @@ async def test_a_pause_holds_for_whatever_would_touch_what_is_paused(
     await w.post(w.alert(alert, **labels))
     run = await w.run()
     assert (run.decision is Decision.PAUSED) is held, run
+
+
+@pytest.mark.parametrize("node", ["gpu-7", "gpu-7.site.example", "*.site.example"])
+@pytest.mark.parametrize(("alert", "labels"), [("Slow", {"job_name": "llm"}), ("Warm", {"node": "gpu-7"})])
+async def test_a_pause_of_a_node_holds_by_any_of_its_names(
+    world: MakeWorld, node: str, alert: str, labels: dict[str, str]
+) -> None:
+    """Agents and Kubernetes may call it differently."""
+    w = world(ON_JOB, ON_NODE)
+    await w.engine.stop()
+    pod = Pod("u1", "ml", "llm-0", "gpu-7.site.example", "llm")
+    cluster = ClusterTopology((ClusterNode("gpu-7.site.example", ()),), {"u1": pod})
+    topology = Topology(agents=AgentTopology.of({"gpu-7": {}}), cluster=cluster)
+    w.engine = type(w.engine)(w.store, w.catalog, w.actions, w.clock, w.limits, w.metrics, lambda: topology, w.source)
+    await w.engine.start()
+    await w.engine.pause("ann", PauseOrder(Scope(node=node)))
+    await w.post(w.alert(alert, **labels))
+    assert (await w.run()).decision is Decision.PAUSED
 
 
 async def test_a_window_that_comes_later_is_in_nobodys_way_before(world: MakeWorld) -> None:

@@ -16,6 +16,8 @@ from trainmedic_logs.domain.log_search import FoundLine, LogLevel, LogQuery
 from trainmedic_server import errors
 from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.tokens import Token, TokenRole
+from trainmedic_server.domain.topology import ClusterTopology, Pod
+from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Presence
 
@@ -194,3 +196,12 @@ async def test_of_a_job_of_which_no_node_is_known_all_who_read_logs_are_asked() 
     (first, second) = made.logs.asked
     assert (first[0].is_search, first[0].local_rank, first[1]) == (True, 2, ("gpu-01", "gpu-02"))
     assert (second[0].is_search, second[0].node, second[1]) == (False, "gpu-03", ())
+
+
+async def test_the_agent_of_a_node_that_the_cluster_calls_otherwise_is_asked() -> None:
+    """By its own name, to which alone it answers."""
+    made = World()
+    made.bus.present = [Presence("gpu-7", START, {})]
+    cluster = ClusterTopology((), {"u1": Pod("u1", "ml", "llm-0", "gpu-7.site.example", "llm-1")})
+    locations = JobLocations(made.bus, made.findings, lambda: cluster)  # type: ignore[arg-type]
+    assert (await locations.of("llm-1")).nodes == ("gpu-7",)

@@ -371,7 +371,7 @@ async def test_a_session_ends_by_a_clock_that_was_set_wrong_too(seconds: float, 
         assert bool(here.auth.sessions and here.auth.sessions.all()) is (status == 200)
 
 
-@pytest.mark.parametrize("labels", ["team", "rack=r3, team", "=r3"])
+@pytest.mark.parametrize("labels", ["team", "rack=r3, team", "=r3", "team="])
 async def test_a_pause_with_half_a_label_is_refused(labels: str) -> None:
     """It would cover no run."""
     here, _ = world()
@@ -383,13 +383,14 @@ async def test_a_pause_with_half_a_label_is_refused(labels: str) -> None:
         assert (await client.get("/pauses")).json()["items"] == []
 
 
+@pytest.mark.parametrize("label", ["job_name", "job_name="])
 @pytest.mark.parametrize(("form", "status"), [("try", 200), ("start", 422)])
-async def test_a_start_with_half_a_label_is_refused(form: str, status: int) -> None:
+async def test_a_start_with_half_a_label_is_refused(form: str, status: int, label: str) -> None:
     """It would fit no firing alert, so that the run's changes would outlast it."""
     here, _ = world()
     async with here.client() as client:
         await sign_in(client, "op")
-        fields = {"target": "node:n1", "labels": "job_name", "key": "k"}
+        fields = {"target": "node:n1", "labels": label, "key": "k"}
         answer = await client.post(f"/console/playbooks/cool/{form}", data=fields, headers=FORM)
         assert answer.status_code == status
         assert "is not NAME=VALUE" in answer.text
