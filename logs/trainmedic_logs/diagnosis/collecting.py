@@ -118,7 +118,7 @@ class Collector:
                 for line in assemblers[rank].feed(part, last, place):
                     self._take(line, follows_time)
             place += len(physical) + 1  # with its line feed
-        for line in (line for assembler in assemblers.values() for line in assembler.flush()):
+        for line in (line for assembler in assemblers.values() for line in assembler.finish()):
             self._take(line, follows_time)
         for finding in [*self._tracker.tick(last), *self._tracker.changed()]:
             self._keep(finding)

@@ -14,6 +14,7 @@ from trainmedic_logs.lines.blocks import HEADING, ORIGINAL, TRACEBACK, BlockKind
 from trainmedic_logs.lines.learned_prefixes import LearnedPrefixes
 from trainmedic_logs.lines.line import LONGEST, Line
 from trainmedic_logs.lines.prefilter import Prefilter
+from trainmedic_logs.lines.prefixes import Prefixed
 from trainmedic_logs.lines.step_trends import StepTrends
 
 PATIENCE = timedelta(seconds=5)
@@ -63,6 +64,8 @@ class _DividedLine(Struct):
     text: str
     places: list[int]
     number: int
+    last: Prefixed  # its last part
+    arrived: datetime
 
 
 class LineAssembler:
@@ -127,14 +130,19 @@ class LineAssembler:
             line = self._line(kernel.text, kernel.at, arrived, place, self._origin, is_cut)
             return self._add_to_block(line, "", arrived, [place])
         prefixed = prefixes.split(text, self._origin.source)
-        text, number, places = prefixed.text, self._number, [place]
         if prefixed.is_partial or self._divided:
-            whole = self._completed(prefixed, place)
-            if whole is None:
-                return []
-            text, places, number = whole.text, whole.places, whole.number
-            is_cut = is_cut or len(text) > LONGEST
-            text = text[:LONGEST]
+            whole = self._completed(prefixed, arrived, place)
+            return [] if whole is None else self._add_divided(whole, is_cut)
+        return self._add(prefixed.text, prefixed, self._number, [place], arrived, is_cut)
+
+    def _add_divided(self, whole: _DividedLine, is_cut: bool) -> list[Line]:
+        text = whole.text[:LONGEST]
+        is_cut = is_cut or len(whole.text) > LONGEST
+        return self._add(text, whole.last, whole.number, whole.places, whole.arrived, is_cut)
+
+    def _add(
+        self, text: str, prefixed: Prefixed, number: int, places: list[int], arrived: datetime, is_cut: bool
+    ) -> list[Line]:
         # The time, rank and key are those of the line's last part.
         origin, at, key = self._origin_of(prefixed), prefixed.at, prefixed.key
         quoted = blocks.OF_RANK.search(text) if "(RANK " in text else None
@@ -154,6 +162,12 @@ class LineAssembler:
         if now is None:
             self._divided.clear()
         return [self._close(key).line() for key in due]
+
+    def finish(self) -> list[Line]:  # all that is held back, at the end of a file that is read once
+        lines: list[Line] = []
+        for key in list(self._divided):  # Docker keeps a program's last output so if it has no line feed
+            lines += self._add_divided(self._divided.pop(key), is_cut=False)
+        return lines + self.flush()
 
     def _key_of(self, text: str, key: str, learned: str) -> str:
         """Return the block's key: the line's, with the learned prefix's if it has one."""
@@ -220,9 +234,10 @@ class LineAssembler:
             done.append(self._close(next(iter(self._open))).line())
         return done
 
-    def _completed(self, prefixed: prefixes.Prefixed, place: int) -> _DividedLine | None:
+    def _completed(self, prefixed: Prefixed, arrived: datetime, place: int) -> _DividedLine | None:
         """Return the line after its last part, None before."""
-        part = self._divided.pop(prefixed.key, None) or _DividedLine("", [], self._number)
+        part = self._divided.pop(prefixed.key, None) or _DividedLine("", [], self._number, prefixed, arrived)
+        part.last, part.arrived = prefixed, arrived
         part.places.append(place)
         if len(part.text) <= LONGEST:
             part.text += prefixed.text
@@ -232,7 +247,7 @@ class LineAssembler:
             self._divided[prefixed.key] = part
         return None
 
-    def _origin_of(self, prefixed: prefixes.Prefixed) -> Origin:
+    def _origin_of(self, prefixed: Prefixed) -> Origin:
         if prefixed.rank is None and prefixed.local_rank is None:
             return self._origin
         ranks = (prefixed.rank, prefixed.local_rank)

@@ -167,13 +167,15 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     In a chain, the first cause other than the program counts. A program error after another exception is proof only if
     that one is the program's too.
     """
-    inner = _earlier_in_chain(traceback)
-    if inner and name.rpartition(".")[2] in _WRAPPERS:
-        return read(*inner)
-    reading = _read_last(name, message, traceback)
-    if not inner or reading.is_consequence:
+    inner, last = _earlier_in_chain(traceback), name.rpartition(".")[2]
+    earlier = read(*inner) if inner else None  # once: each exception of the chain may name another
+    if earlier and last in _WRAPPERS:
+        return earlier
+    if (caught := _CAUGHT_CLASS.search(message)) and (caught_name := caught[1] or caught[2]) != last:
+        last, name, message = caught_name, caught_name, ""
+    reading = earlier if earlier and last in _WRAPPERS else _read_last(name, message, traceback)
+    if not inner or not earlier or reading.is_consequence:
         return reading
-    earlier = read(*inner)
     if earlier.is_guess or earlier.is_consequence or earlier.cause in (CauseClass.CODE, CauseClass.UNKNOWN):
         is_proof = reading.is_proof and earlier.cause is CauseClass.CODE
         return ExceptionReading(reading.cause, is_proof=is_proof, is_guess=reading.is_guess)
@@ -191,8 +193,6 @@ def read_in_thread(reading: ExceptionReading, traceback: str) -> ExceptionReadin
 
 def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
     last = name.rpartition(".")[2]
-    if (caught := _CAUGHT_CLASS.search(message)) and (inner_name := caught[1] or caught[2]) != last:
-        return _read_last(inner_name, "", traceback)  # `read` follows the chain, once
     calls = _CALL.findall(traceback)
     place = calls[-1] if calls else ""
     if _EXECUTED_TEXT.match(place):

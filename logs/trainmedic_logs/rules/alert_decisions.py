@@ -12,6 +12,7 @@ from trainmedic_core.target import TargetKind
 from trainmedic_logs.domain.finding import Finding, Role
 from trainmedic_logs.domain.known_finding import FindingAlert, KnownFinding
 from trainmedic_logs.lines import rendering
+from trainmedic_logs.lines.masks import masked
 from trainmedic_logs.lines.rule import LogRule
 
 OLDEST = timedelta(hours=1)
@@ -78,7 +79,7 @@ def _labels(known: KnownFinding, rule: LogRule, severity: str) -> Mapping[str, s
 
 def _description(rule: LogRule, shown: Finding) -> str:
     text = rule.alert.description if rule.alert is not None else ""
-    return (rendering.text_of(text, rendering.scope_of(shown)) or "")[:4000]
+    return masked(rendering.text_of(text, rendering.scope_of(shown)) or "")[:4000]
 
 
 def _with_claim(text: str, known: KnownFinding) -> str:

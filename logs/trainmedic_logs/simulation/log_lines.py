@@ -87,7 +87,7 @@ def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) ->
         until = (assembler.oldest_place or number + 1) - 1
         yield from _explained(waiting, facts, explained_until, until, matcher)
         explained_until = max(explained_until, until)
-    for line in assembler.flush():
+    for line in assembler.finish():
         waiting[line.number] = line
     yield from _explained(waiting, facts, explained_until, number, matcher)
 

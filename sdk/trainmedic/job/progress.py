@@ -173,7 +173,7 @@ class Progress:
         wait_seconds: float | None = None,
     ) -> None:
         """Add a step's report, its tensors once per `TENSOR_INTERVAL`. A jump counts all steps in between."""
-        if step is not None and type(step) is not int:
+        if step is not None:
             step = whole(step)
         done = self.steps_covered_by(step)
         if step is not None:

@@ -172,6 +172,7 @@ class RecordLog:
 
     def _write_notes(self, file: RotatingFile) -> None:
         lines: list[bytes] = []
+        failure: Exception | None = None
         lost = self._dropped + self._lost
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
         pace = self._pace_fields() if any(note.event == STEP for note in notes) else {}
@@ -181,9 +182,10 @@ class RecordLog:
                 fields["dropped"] = lost - self._reported_lost
             try:
                 lines.append(self._line(note, fields))
-            except Exception:  # a value of the user's code; the other records are written
-                log.exception("%s: cannot write a record", self._identity["job"])
-                self._lost += 1
+            except Exception as error:  # a value of the user's code; the other records are written
+                self._lost, failure = self._lost + 1, error
+        if failure is not None:  # one for all, since each record may have the same value
+            log.error("%s: cannot write a record", self._identity["job"], exc_info=failure)
         if not lines:
             return
         if file.add(b"".join(lines)):

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 _NAN = float("nan")
+_MOST_STEPS = 2**63  # no counter holds more, and Python cannot divide by a whole number beyond a float's range
 _LONGEST = 2000  # at least 100 s of reports: an alert may begin that long before its rollback
 
 
@@ -78,9 +79,10 @@ def number(value: Any) -> float | None:
 
 def whole(step: Any) -> int | None:
     try:
-        return int(step)
+        read = int(step)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
+    return read if abs(read) < _MOST_STEPS else None
 
 
 def detached(value: Any) -> Any:

@@ -97,6 +97,11 @@ def signal_all(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def _write(report: int, line: str) -> None:
+    with contextlib.suppress(OSError):  # the launcher may have ended: this process must still end the job
+        os.write(report, f"{line}\n".encode())
+
+
 class Guard:
     def __init__(self, argv: list[str], lifeline: int, report: int, grace: float, passed_fd: int = -1) -> None:
         self._lifeline = lifeline
@@ -156,8 +161,7 @@ class Guard:
                 continue
             handling = handlers_of(number, os.getpid())
             signal_all(handling, number)
-            with contextlib.suppress(OSError):  # the launcher may have ended: this process must still end the job
-                os.write(self._report, f"passed {number}:{len(handling)}\n".encode())
+            _write(self._report, f"passed {number}:{len(handling)}")
 
     def _end_all(self, number: int) -> None:
         if self._end_at is None:
@@ -203,11 +207,11 @@ def main(arguments: list[str]) -> int:
     try:
         guard = Guard(arguments[4:], lifeline, report, grace, int(arguments[3]))
     except OSError as error:
-        os.write(report, f"failed {error.strerror or error}\n".encode())
+        _write(report, f"failed {error.strerror or error}")
         return 127
-    os.write(report, f"pid {guard.child.pid}\n".encode())
+    _write(report, f"pid {guard.child.pid}")
     status = guard.run()
-    os.write(report, f"status {status}\n".encode())
+    _write(report, f"status {status}")
     return 0
 
 

@@ -60,6 +60,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self._trainer: Any = None
         self._accumulated_by: set[str] = set()  # IDs of the commands that changed it in this process
         self._next_accumulation: tuple[JobCommand, int] | None = None  # that waits for its step
+        self._has_refused_accumulation = False
         self._random: Mapping[str, Any] | None = None  # loaded, to be restored at the start
         self.medic.on("job.checkpoint")(self._checkpoint)
         self.medic.on("job.stop")(self._stop)
@@ -252,11 +253,16 @@ class Callback(LightningCallback):  # type: ignore[misc]
 
     def _register_accumulation(self, trainer: Any, pl_module: Any) -> None:
         if trainer.strategy.handles_gradient_accumulation:
-            self.medic.cannot(_ACCUMULATE, "the strategy accumulates by itself")
+            self._refuse_accumulation("the strategy accumulates by itself")
         elif not pl_module.automatic_optimization:
-            self.medic.cannot(_ACCUMULATE, "the model steps its optimizers itself (manual optimization)")
-        else:  # an earlier fit may have refused it
+            self._refuse_accumulation("the model steps its optimizers itself (manual optimization)")
+        elif self._has_refused_accumulation:  # in an earlier fit; else the script may have registered its own handler
+            self._has_refused_accumulation = False
             self.medic.on(_ACCUMULATE, in_force=self._is_accumulation_in_force)(self._accumulate)
+
+    def _refuse_accumulation(self, reason: str) -> None:
+        self._has_refused_accumulation = True
+        self.medic.cannot(_ACCUMULATE, reason)
 
     def _accumulate(self, command: JobCommand) -> Mapping[str, Any] | None:
         """Change it at a step after which the epoch divides into whole steps."""

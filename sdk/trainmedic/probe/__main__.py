@@ -70,7 +70,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     if not 1 <= options.barriers <= 10_000:
         read.error("--barriers must be from 1 to 10000")
     if options.least_bandwidth is not None and not 0 < options.least_bandwidth < math.inf:
-        read.error("--least-bandwidth must be above 0")
+        read.error("--least-bandwidth must be above 0, and finite")
     if not 0 < options.timeout <= 3600:
         read.error("--timeout must be above 0, and at most 3600 seconds")
     return options

@@ -248,6 +248,14 @@ def test_what_one_fit_cannot_do_the_next_may(tmp_path: Path, medic: trainmedic.M
     assert can == ["unsupported", "live"]
 
 
+def test_what_the_script_does_not_allow_no_fit_allows(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """Nor does a fit replace a handler of the script."""
+    callback = trainmedic.lightning.Callback(medic)
+    medic.cannot("job.accumulate", "the batch is fixed")
+    make_trainer(tmp_path, callback, max_steps=1, max_epochs=1).fit(Line(), loader())
+    assert medic._describe()["capabilities"]["job.accumulate"] == "unsupported"
+
+
 def test_each_optimizer_step_is_reported(tmp_path: Path, medic: trainmedic.Medic) -> None:
     """The report has loss, norm and rate; a batch within an accumulation makes none."""
     script = Script()

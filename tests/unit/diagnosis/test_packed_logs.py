@@ -52,6 +52,14 @@ def test_one_that_unpacks_to_more_than_anybody_logs_is_left_out(
     assert found.attempts[-1].verdict.ranks == (2,)
 
 
+def test_the_end_of_dockers_log_needs_no_line_feed(tmp_path: Path) -> None:
+    """Neither in the log nor in what the program printed."""
+    printed = _OOM.decode().rstrip()
+    (tmp_path / "node1.log").write_text(f'{{"log":"{printed}","stream":"stderr","time":"2025-01-01T00:00:00Z"}}')
+    verdict = diagnose_folder(tmp_path, shipped_rules()).attempts[-1].verdict
+    assert (str(verdict.cause), verdict.ranks) == ("gpu_memory", (2,))
+
+
 def test_damaged_records_of_attempts_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attempt's own files are read all the same."""
     monkeypatch.setattr(log_folder, "MOST_UNPACKED", 1024)

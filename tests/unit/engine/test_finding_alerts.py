@@ -14,6 +14,7 @@ from tests.unit.engine.finding_world import FindingWorld
 from trainmedic.wire import envelope
 from trainmedic_logs.domain.finding import Role
 from trainmedic_logs.domain.known_finding import FindingEnd
+from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.errors import TemporaryFailure
@@ -55,6 +56,17 @@ async def test_what_raises_no_alert_says_why(
     await world.tell(told(made, booted_at=booted_at))
     assert (await world.only()).no_alert_because == why
     assert world.taker.told == []
+
+
+async def test_the_texts_of_an_alert_have_no_secret(world: FindingWorld) -> None:
+    """A field alone does not show what it is; the name before it in a rule's text does."""
+    rule, text = RULES.by_name["loader"], "it asked with token={{ fields.token }}"
+    assert rule.alert is not None
+    alert = replace(rule.alert, confirm=None, summary=text, description=text)
+    world.rules = RuleSet((replace(rule, alert=alert),))
+    await world.tell(of_training("loader", "node-1", "llm-1", 0, world.clock.now(), fields={"token": "geheim"}))
+    [raised] = world.taker.told
+    assert {raised.annotations[name] for name in ("summary", "description")} == {"it asked with token=***"}
 
 
 async def test_an_old_finding_that_goes_on_raises_its_alert(world: FindingWorld) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -103,6 +104,26 @@ def test_a_line_of_dockers_log_is_what_was_printed() -> None:
     )
     assert [each.text for each in made] == ["CUDA out of memory", '{"log":3}']
     assert made[0].at == datetime(2025, 1, 1, 0, 0, 1, tzinfo=UTC)
+
+
+def test_the_end_of_dockers_log_needs_no_line_feed() -> None:
+    """Docker divides nothing there: the program printed none. At the end of a file that is read once, it is a line."""
+    assembler, rest = LineAssembler(origin()), {"stream": "stderr", "time": "2025-01-01T00:00:00Z"}
+    printed = ("Traceback (most recent call last):\n", '  File "t.py", line 1, in f\n', "ValueError: ", "no")
+    for place, text in enumerate(printed):
+        raw = json.dumps({"log": text, **rest}, separators=(",", ":"))
+        assert assembler.feed(raw.encode(), NOW, place) == []
+    (block,) = assembler.finish()
+    assert (block.text.splitlines()[-1], block.place, block.at.year) == ("ValueError: no", 0, 2025)
+    assert (assembler.held_places, assembler.finish()) == ([], [])
+
+
+def test_what_is_still_written_is_not_read_before_its_end() -> None:
+    """The rest of a line of a followed file comes later."""
+    assembler = LineAssembler(origin())
+    assembler.feed(b'{"log":"CUDA out ","stream":"stderr","time":"2025-01-01T00:00:00Z"}', NOW, 0)
+    assert (assembler.flush(NOW + PATIENCE), assembler.held_places) == ([], [0])
+    assert (assembler.flush(), assembler.held_places) == ([], [])
 
 
 def test_half_a_surrogate_pair_in_dockers_log_is_replaced() -> None:

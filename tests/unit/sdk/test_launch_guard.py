@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.programs import eventually
 from trainmedic.launch import guard
 
@@ -16,20 +18,24 @@ from trainmedic.launch import guard
 STUBBORN = "trap '' TERM USR1; (exec setsid sleep 60) & sleep 60; sleep 60"
 
 
-def test_a_launcher_that_ends_after_an_order_leaves_no_process() -> None:
-    """The guard cannot report that it passed on a signal, and kills the job after the grace all the same."""
+@pytest.mark.parametrize("order", [b"", b"pass 10\n"])
+def test_a_launcher_that_ends_leaves_no_process(order: bytes) -> None:
+    """The guard can report neither the job's process nor a signal, and kills the job after the grace all the same."""
     orders, lifeline = os.pipe()
     report, reports = os.pipe()
     program = [sys.executable, guard.__file__, str(orders), str(reports), "1", "-1", "sh", "-c", STUBBORN]
+    if not order:
+        os.close(report)
     with subprocess.Popen(program, pass_fds=(orders, reports)) as guarding:
         os.close(orders)
         os.close(reports)
-        below = eventually(lambda: (pids := guard.descendants(guarding.pid))[2:] and pids, 30, "the job", every=0.05)
+        below = eventually(lambda: (pids := guard.descendants(guarding.pid))[2:] and pids, 60, "the job", every=0.05)
         try:
-            os.close(report)
-            os.write(lifeline, b"pass 10\n")
+            if order:
+                os.close(report)
+                os.write(lifeline, order)
             os.close(lifeline)
-            guarding.wait(30)
+            guarding.wait(60)
             assert not [pid for pid in below if _lives(pid)]
         finally:
             for pid in below:

@@ -150,6 +150,16 @@ def test_a_step_of_another_type_is_taken_as_a_number(step: Any) -> None:
     assert (progress.step, type(progress.step)) == (7, int)
 
 
+def test_a_step_that_no_counter_reaches_is_not_taken() -> None:
+    """Nothing could be divided by it, nor Prometheus read it."""
+    progress = Progress()
+    for now, step in enumerate([1, 10**400, -(10**400), 4]):
+        progress.add_report(step, 1.0, None, None, None, float(now))
+    assert (progress.reached, progress.values(4.0)["training_step_seconds"] > 0) == ((6, 4), True)
+    families = JobCollector("llm-1", progress, dict, lambda: 4.0).collect()
+    assert all(float(sample.value) >= 0 for family in families for sample in family.samples)
+
+
 def test_figures_that_are_no_numbers_are_left_out() -> None:
     """A slip in a report does not take the other figures away."""
     progress = Progress()

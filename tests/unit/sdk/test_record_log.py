@@ -19,7 +19,7 @@ from tests.support.programs import eventually
 from trainmedic.errors import ConfigurationError
 from trainmedic.job import record_log, rotating_file
 from trainmedic.job.progress import Progress
-from trainmedic.job.record_log import RecordLog, readable
+from trainmedic.job.record_log import Note, RecordLog, readable
 from trainmedic.job.reports import JobReports
 from trainmedic.job.rotating_file import RotatingFile
 from trainmedic.settings import LogSettings, Settings, resolve_logs
@@ -133,11 +133,20 @@ def test_a_record_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
     rank = Rank(tmp_path, interval=1)
     for step, rate in enumerate([0.1, 10**5000, 0.1], 1):
         rank.reports.report(step, learning_rate=rate)
-    eventually(lambda: len(rank.lines()) == 2, 10, "two records")
+    eventually(lambda: len(rank.lines()) == 2, 60, "two records")
     rank.reports.report(4, learning_rate=0.1)
     steps = of_event(rank.written(), "step")
     assert [each["step"] for each in steps] == [1, 3, 4]
     assert sum(each.get("dropped", 0) for each in steps) == 1
+
+
+def test_records_that_cannot_be_written_are_logged_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A value that each record has would fill the job's log with tracebacks."""
+    rank = Rank(tmp_path)
+    rank.records._notes.extend([Note(time.time(), "step", "info", {"learning_rate": 10**5000})] * 20)
+    eventually(lambda: "cannot write a record" in caplog.text, 60, "the error")
+    rank.written()
+    assert caplog.text.count("cannot write a record") == 1
 
 
 def test_events_are_written_at_once(tmp_path: Path) -> None:

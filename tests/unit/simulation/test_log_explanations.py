@@ -25,6 +25,13 @@ class Endless(io.BufferedIOBase):
         return b"x" * size
 
 
+def test_the_end_of_dockers_log_needs_no_line_feed() -> None:
+    """It is explained at the line where it begins."""
+    parts = [f'{{"log":"{text}","stream":"stderr","time":"2025-01-01T00:00:00Z"}}' for text in ("a\\n", "b", "c")]
+    told = explain(io.BytesIO("\n".join(parts).encode()), "training", RuleSet(), datetime.now(UTC))
+    assert [(line.number, line.text) for line in told] == [(1, "a"), (2, "bc"), (3, "")]
+
+
 def test_one_enormous_line_takes_little_memory() -> None:
     """Its beginning is explained, as rules would see it, and the next line has the next number."""
     tracemalloc.start()

@@ -91,6 +91,7 @@ def test_an_answer_that_is_none_is_no_permission(monkeypatch: pytest.MonkeyPatch
         assert reason.startswith("cannot list the server's jobs")
 
 
-def test_a_password_in_the_url_is_shown_by_no_error() -> None:
-    (reason,) = occupancy.jobs_on(["n1"], "http://me:geheim@127.0.0.1", None)
+@pytest.mark.parametrize("password", ["geheim", "geheim\N{ACCOUNT OF}"])
+def test_a_password_in_the_url_is_shown_by_no_error(password: str) -> None:
+    (reason,) = occupancy.jobs_on(["n1"], f"http://me:{password}@127.0.0.1", None)
     assert reason == "cannot list the server's jobs: the URL has a user or a password; give a token instead"
