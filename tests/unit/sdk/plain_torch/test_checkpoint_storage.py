@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -169,6 +170,15 @@ def test_a_damaged_part_that_has_no_checksum_makes_it_unusable(
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UnusableCheckpoint, match="cannot be read"):
         read_file(path, checked)
+
+
+def test_without_memory_to_read_it_no_older_one_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be intact, and training on from an older one would lose steps."""
+    storage, training = Directory(tmp_path), parts()
+    found = storage.save(150, training, {})
+    monkeypatch.setattr(torch, "load", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        storage.load(found, training)
 
 
 @pytest.mark.parametrize(
