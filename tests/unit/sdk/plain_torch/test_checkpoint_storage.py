@@ -473,6 +473,14 @@ def test_own_functions_save_load_and_list(tmp_path: Path) -> None:
     assert len(storage().checkpoints()) == 2
 
 
+def test_own_times_without_a_time_zone_are_refused() -> None:
+    """They may be local or in UTC, and are compared with alerts' times."""
+    found = SavedCheckpoint(100, datetime(2026, 1, 31, 12), "mine-100")  # noqa: DTZ001 - which is refused
+    own = OwnCheckpoints(lambda step, state: None, lambda one: None, lambda: [found])
+    with pytest.raises(ConfigurationError, match="mine-100 the time .* with a time zone"):
+        own.checkpoints()
+
+
 def test_a_span_that_a_full_disk_refused_is_written_at_a_later_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
