@@ -24,7 +24,7 @@ def is_random(value: Any) -> bool:
 
 
 def lacks_generator(present: Any, held: Held) -> bool:
-    """Return whether ``held`` is a random generator's state, and ``present`` no generator of its kind."""
+    # Whether ``held`` is a random generator's state, and ``present`` no generator of its kind.
     return held[0] in (_TORCH_RANDOM, _PYTHON_RANDOM, _NUMPY_RANDOM) and _kind_of_random(present) != held[0]
 
 

@@ -516,13 +516,14 @@ def test_an_error_of_the_data_set_does_not_shift_the_position(workers: int) -> N
 
 
 def test_a_late_batch_keeps_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loader gives it after all, if the loop goes on."""
+    # The loader gives it after all, if the loop goes on.
     source = source_of(numbers(num_workers=1))
     assert isinstance(source, IndexedSource)
     taken(source, 1)
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="timed out"):
+    with monkeypatch.context() as patch:
         patch.setattr(source._iterator, "_get_data", Mock(side_effect=RuntimeError("DataLoader timed out")))
-        source.next()
+        with pytest.raises(RuntimeError, match="timed out"):
+            source.next()
     assert source.position == BATCH
     assert flat(taken(source, 1)) == list(range(BATCH, 2 * BATCH))
     assert source.position == 2 * BATCH

@@ -173,7 +173,7 @@ def test_a_damaged_part_that_has_no_checksum_makes_it_unusable(
 
 
 def test_without_memory_to_read_it_no_older_one_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be intact, and training on from an older one would lose steps."""
+    # It may be intact, and training on from an older one would lose steps.
     storage, training = Directory(tmp_path), parts()
     found = storage.save(150, training, {})
     monkeypatch.setattr(torch, "load", Mock(side_effect=MemoryError))
@@ -474,10 +474,10 @@ def test_own_functions_save_load_and_list(tmp_path: Path) -> None:
 
 
 def test_own_times_without_a_time_zone_are_refused() -> None:
-    """They may be local or in UTC, and are compared with alerts' times."""
-    found = SavedCheckpoint(100, datetime(2026, 1, 31, 12), "mine-100")  # noqa: DTZ001 - which is refused
+    # They may be local or in UTC, and are compared with alerts' times.
+    found = SavedCheckpoint(100, datetime(2026, 1, 31, 12), "mine-100")
     own = OwnCheckpoints(lambda step, state: None, lambda one: None, lambda: [found])
-    with pytest.raises(ConfigurationError, match="mine-100 the time .* with a time zone"):
+    with pytest.raises(ConfigurationError, match=r"mine-100 the time .* with a time zone"):
         own.checkpoints()
 
 

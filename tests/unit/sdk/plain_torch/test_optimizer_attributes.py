@@ -34,7 +34,7 @@ def test_a_number_that_became_a_tensor_is_kept(name: str) -> None:
 
 
 def test_containers_that_hold_themselves_are_left_out() -> None:
-    """Such as a tree whose nodes know their parents."""
+    # Such as a tree whose nodes know their parents.
     optimizer = Averaging()
     tree: dict[str, Any] = {"children": [{}]}
     tree["children"][0]["parent"] = tree
