@@ -712,7 +712,7 @@ def test_what_worker_processes_hold_back_is_not_known() -> None:
     assert told == f"{REPLAYED}, if the state of the data set holds all that its workers hold back"
 
 
-class Wrapped:
+class OwnLoader:
     """A loader in a class of the user's."""
 
     def __init__(self, loader: DataLoader[int]) -> None:
@@ -722,7 +722,7 @@ class Wrapped:
         return iter(self.loader)
 
 
-@pytest.mark.parametrize("wrap", [lambda loader: loader, Wrapped])
+@pytest.mark.parametrize("wrap", [lambda loader: loader, OwnLoader])
 def test_a_stream_with_lasting_workers_is_read_again(wrap: Any) -> None:
     """Its loader would use the workers of before, which have ended."""
     source = source_of(wrap(DataLoader(Counting(), batch_size=BATCH, num_workers=1, persistent_workers=True)))
