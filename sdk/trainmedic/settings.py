@@ -118,8 +118,7 @@ def resolve(
     size = world_size if world_size is not None else max(launched_size, my_rank + 1)
     if not 0 <= my_rank < size:
         raise ConfigurationError(f"rank {my_rank} does not exist in a world of {size}")
-    home = env.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - it raises nothing for an unknown user
-    state = Path(env.get("TRAINMEDIC_STATE_DIR") or Path(home) / ".local/state/trainmedic")
+    state = Path(env.get("TRAINMEDIC_STATE_DIR") or _home(env) / ".local/state/trainmedic")
     return Settings(name, my_rank, size, key_reader(signing_key, env), url, state / URL_FILE, url_origin)
 
 
@@ -164,6 +163,13 @@ def is_withdrawn(path: str) -> bool:
         return True
     except OSError:
         return False  # reading it reports the error
+
+
+def _home(env: Mapping[str, str]) -> Path:
+    try:
+        return Path(env.get("HOME") or Path.home())
+    except RuntimeError:  # the user is unknown
+        return Path("/")  # as in containers; a relative path would depend on the working directory
 
 
 def _key_file(path: str) -> Path:

@@ -105,7 +105,8 @@ def test_an_entry_whose_answer_redis_refused_is_answered_anew(
 ) -> None:
     """The writer gave it up, so that it did not block those behind it."""
     append = answering.writer._append
-    refusals = [redis.ResponseError("refused")]
+    quoted = "Command # 1 (XADD a of pipeline caused error: BUSY b) of pipeline caused error: ERR refused"
+    refusals = [redis.ResponseError(quoted)]
 
     def refuse_once(*arguments: Any) -> None:
         if refusals:
@@ -127,6 +128,7 @@ def test_an_entry_whose_answer_redis_refused_is_answered_anew(
     [
         redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
         redis.ResponseError("Command # 1 (XADD a b) of pipeline caused error: MISCONF Redis is unable to persist"),
+        redis.ResponseError("Command # 1 (XADD a b) of pipeline caused error: BUSY Redis is busy running a script."),
     ],
 )
 def test_an_answer_waits_until_redis_takes_writes_again(

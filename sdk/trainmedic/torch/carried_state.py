@@ -150,10 +150,10 @@ class CarriedState:
             for attribute, value in _own_attributes(owner):
                 name = f"{part}.{attribute}"
                 start = self._values_at_start.get(name)
-                if start is None or not _holds_numbers(value):
+                present = _value_at_start(value) if start is not None else None
+                if start is None or present is None or not _holds_numbers(value):
                     continue
-                present = _value_at_start(value)
-                if present is not None and not carried_values.is_same(start, present):
+                if not carried_values.is_same(start, present):
                     yield name, _Attribute(owner, attribute)
 
     def _tensor_attributes(self) -> Iterator[tuple[str, _Attribute]]:
@@ -171,30 +171,27 @@ class CarriedState:
                     yield f"{part}.{name}", _Attribute(owner, name)
 
     def _put(self, name: str, held: carried_values.Held) -> bool:
-        """Restore one value; return False if its holder is gone."""
-        try:
-            return self._put_into_holder(name, held)
-        except carried_values.NoGenerator:
-            return False
-
-    def _put_into_holder(self, name: str, held: carried_values.Held) -> bool:
+        """Restore one value; return False if its holder or generator is gone."""
         kind, _, own = name.partition(".")
         if kind == "also":
             named = self.named.get(own)
-            if named is None:
+            present = named.get() if named is not None else None
+            if named is None or carried_values.lacks_generator(present, held):
                 return False
-            value = carried_values.put_back(named.get(), held)
+            value = carried_values.put_back(present, held)
             if named.put is not None:
                 named.put(value)
             return True
         if name in self.generators:
             carried_values.put_back(self.generators[name], held)
-            return True
+            return not carried_values.lacks_generator(self.generators[name], held)
         part, _, attribute = name.rpartition(".")
         owner = _owners(self.parts).get(part) if self.parts is not None else None
         if owner is None:
             return False
         present = getattr(owner, attribute, None)
+        if carried_values.lacks_generator(present, held):
+            return False
         value = carried_values.put_back(present, held)
         if value is not present:
             setattr(owner, attribute, value)

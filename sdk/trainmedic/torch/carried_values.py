@@ -19,12 +19,13 @@ _NUMBER_KINDS = "biufc"  # NumPy's codes for booleans, integers, floats and comp
 _TORCH_RANDOM, _PYTHON_RANDOM, _NUMPY_RANDOM = "torch random", "python random", "numpy random"
 
 
-class NoGenerator(TypeError):
-    """The saved random generator is gone."""
-
-
 def is_random(value: Any) -> bool:
-    return isinstance(value, (torch.Generator, random.Random)) or _numpy_state(value) is not None
+    return _kind_of_random(value) is not None
+
+
+def lacks_generator(present: Any, held: Held) -> bool:
+    # Whether ``held`` is a random generator's state, and ``present`` no generator of its kind.
+    return held[0] in (_TORCH_RANDOM, _PYTHON_RANDOM, _NUMPY_RANDOM) and _kind_of_random(present) != held[0]
 
 
 def is_in_place(value: Any) -> bool:
@@ -85,8 +86,10 @@ def take(value: Any) -> Held:
 
 
 def put_back(present: Any, held: Held) -> Any:
-    """Return the restored value: ``present`` in place, if possible. Raises NoGenerator."""
+    """Return the restored value: ``present`` in place, if possible."""
     kind, content = held
+    if lacks_generator(present, held):
+        return present
     if kind == _TENSOR:
         return _put_tensor(present, *content)
     if kind == _ARRAY:
@@ -138,19 +141,23 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _put_tensor(present: Any, content: torch.Tensor, device: str) -> torch.Tensor:
-    fits = isinstance(present, torch.Tensor) and present.shape == content.shape and present.dtype == content.dtype
-    # A graph's or inference mode's tensor is replaced, and one whose elements share memory, as after `expand`.
-    if fits and present.is_leaf and not present.is_inference() and not _overlaps(present):
-        with torch.no_grad():
-            present.copy_(content)
-        kept: torch.Tensor = present
-        return kept
+    if _takes(present, content):
+        # Of elements that share memory, as after `expand`, one is written.
+        written = tuple(slice(None if stride else 1) for stride in present.stride())
+        if 0 not in present.stride() or _same_bits(content[written].expand_as(content), content):
+            with torch.no_grad():
+                present[written].copy_(content[written])
+            kept: torch.Tensor = present
+            return kept
     target = present.device if isinstance(present, torch.Tensor) else torch.device(device)
     return content.to(target, copy=True)
 
 
-def _overlaps(tensor: torch.Tensor) -> bool:
-    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+def _takes(present: Any, content: torch.Tensor) -> bool:
+    if not isinstance(present, torch.Tensor) or not is_ordinary(present):
+        return False
+    fits = present.shape == content.shape and present.dtype == content.dtype
+    return fits and present.is_leaf and not present.is_inference()  # else a graph's or inference mode's tensor
 
 
 def _put_array(present: Any, content: Any) -> Any:
@@ -187,6 +194,14 @@ def _put_sequence(present: Any, kind: str, content: list[Held]) -> Any:
     return present
 
 
+def _kind_of_random(value: Any) -> str | None:
+    if isinstance(value, torch.Generator):
+        return _TORCH_RANDOM
+    if isinstance(value, random.Random):
+        return _PYTHON_RANDOM
+    return _NUMPY_RANDOM if _numpy_state(value) is not None else None
+
+
 def _random_state(value: Any) -> Held:
     if isinstance(value, torch.Generator):
         return _TORCH_RANDOM, value.get_state()
@@ -198,8 +213,6 @@ def _random_state(value: Any) -> Held:
 
 
 def _put_random(present: Any, kind: str, content: Any) -> Any:
-    if not is_random(present):
-        raise NoGenerator
     if kind == _TORCH_RANDOM:
         present.set_state(content)
     elif kind == _PYTHON_RANDOM:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-from typing import Any, Iterator, Mapping
+from typing import Any, Mapping
 
 import torch
 from torch import nn
 
+from trainmedic.torch.carried_values import tensors_in
 from trainmedic.torch.optimizer_states import parameters_of, separate_optimizers
 
 log = logging.getLogger("trainmedic")
@@ -120,7 +121,7 @@ class _Holder:
         for name in self._names():
             try:
                 values[name] = self._plain(getattr(self._holder, name))
-            except (_NotPlain, AttributeError):
+            except (_NotPlain, AttributeError, RecursionError):  # the last of a container that holds itself
                 continue
         return values
 
@@ -132,11 +133,11 @@ class _Holder:
         """Return inner optimizers that the wrapper's state lacks."""
         if not self.inner:
             return {}
-        covered = {tensor.data_ptr() for tensor in _tensors_in(self._holder.state_dict())}
+        covered = {tensor.data_ptr() for tensor in tensors_in(self._holder.state_dict())}
         return {
             name: inner
             for name, inner in self.inner.items()
-            if not inner.state or any(tensor.data_ptr() not in covered for tensor in _tensors_in(dict(inner.state)))
+            if not inner.state or any(tensor.data_ptr() not in covered for tensor in tensors_in(dict(inner.state)))
         }
 
     def _names(self) -> list[str]:
@@ -215,20 +216,9 @@ def _set_generator(present: Any, value: Mapping[str, Any]) -> None:
         present.set_state(tuple(state))
 
 
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for member in value.values():
-            yield from _tensors_in(member)
-    elif isinstance(value, (list, tuple)):
-        for member in value:
-            yield from _tensors_in(member)
-
-
 def _without_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not _holds_tensors(value)}
 
 
 def _holds_tensors(value: Any) -> bool:
-    return any(True for _ in _tensors_in(value))
+    return any(True for _ in tensors_in(value))

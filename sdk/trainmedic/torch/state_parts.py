@@ -35,6 +35,8 @@ class StateParts:
                     raise ConfigurationError(
                         f"{member}: a {type(part).__name__} has no state_dict and load_state_dict to be saved with"
                     )
+                if member in self.by_name:
+                    raise ConfigurationError(f"{member}: two objects have this name; give the one in also another")
                 self.by_name[member] = part
         self._attributes = OptimizerAttributes(self.by_name)
 

@@ -34,7 +34,7 @@ _WAITS_FOR_ROOM = (10.0, 30.0)  # random seconds between tries while Redis is fu
 _MOST_UNANSWERED = 1000  # unanswered commands whose times are known
 # Errors that leave the connection intact. redis-py removes the first word of those that it has a class for.
 _INTACT_AFTER = (redis.exceptions.OutOfMemoryError, redis.exceptions.ExecAbortError)
-_INTACT_AFTER_WORD = re.compile(r"(?:Command # .* caused error: )?(?:WRONGTYPE|NOGROUP)\b", re.DOTALL)
+_INTACT_AFTER_WORD = ("WRONGTYPE ", "NOGROUP ")
 NO_MORE_CLIENTS = "it takes no more clients: raise its maxclients, and its limit of open files"
 _GENERATOR = random.Random()  # noqa: S311 - not the shared one, from which a training draws
 
@@ -225,10 +225,15 @@ def takes_no_clients(error: BaseException) -> bool:
     return "max number of clients" in str(error)
 
 
+def redis_text(error: BaseException) -> str:
+    # In a transaction, redis-py puts the command before it, which may hold any text.
+    return str(error).rpartition(" of pipeline caused error: ")[2]
+
+
 def _leaves_connection_intact(error: BaseException) -> bool:
     if isinstance(error, _INTACT_AFTER):
         return True
-    return isinstance(error, redis.ResponseError) and _INTACT_AFTER_WORD.match(str(error)) is not None
+    return isinstance(error, redis.ResponseError) and redis_text(error).startswith(_INTACT_AFTER_WORD)
 
 
 def _check_room(client: redis.Redis) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import queue
-import re
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ import redis
 from trainmedic.wire import envelope
 from trainmedic.wire.command_book import CommandRecord
 from trainmedic.wire.command_memory import SECONDS, CommandMemory
-from trainmedic.wire.connection import REDIS_ERRORS, RedisConnection
+from trainmedic.wire.connection import REDIS_ERRORS, RedisConnection, redis_text
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic.wire.notice import FIELD, Notice
 from trainmedic.wire.output import LARGEST_REPLY, too_large
@@ -37,9 +36,10 @@ _QUEUE = 1000  # messages
 _BATCH = 100  # replies per transaction, after which it takes no further message
 _MOST_REFUSALS = 5  # consecutive, until the messages are dropped
 _LONGEST_REFUSAL = 30.0  # seconds in which the server repairs a tampered stream
-# Redis refuses all writes, not one message: it is full, a replica, or cannot save. redis-py has classes for some.
+# Redis refuses all writes, not one message: it is full, a replica, cannot save, or runs a long script. redis-py has
+# classes for some.
 _REFUSES_ALL = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
-_REFUSES_ALL_WORD = re.compile(r"(?:Command # .* caused error: )?(?:MISCONF|NOREPLICAS)\b", re.DOTALL)
+_REFUSES_ALL_WORD = ("MISCONF ", "NOREPLICAS ", "BUSY ")
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class ReplyWriter:
         """Return the replies to send again, none after several refusals, so that they block no later ones."""
         self._presence_due = 0.0
         is_outage = isinstance(error, REDIS_ERRORS) and not isinstance(error, redis.ResponseError)
-        if is_outage or isinstance(error, _REFUSES_ALL) or _REFUSES_ALL_WORD.match(str(error)):
+        if is_outage or isinstance(error, _REFUSES_ALL) or redis_text(error).startswith(_REFUSES_ALL_WORD):
             return unsent
         if self._refusals == 0:
             self._refused_since = time.monotonic()

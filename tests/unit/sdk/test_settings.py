@@ -69,7 +69,9 @@ def test_a_user_without_a_home_needs_none(monkeypatch: pytest.MonkeyPatch) -> No
     """As in a container that runs under any user ID."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError("uid not found")))
-    assert settled({"TRAINMEDIC_REDIS_URL": "redis://127.0.0.1:1"}).find_url() == "redis://127.0.0.1:1"
+    found = settled({"TRAINMEDIC_REDIS_URL": "redis://127.0.0.1:1"})
+    assert found.find_url() == "redis://127.0.0.1:1"
+    assert found.url_file.is_absolute()
 
 
 def test_the_key_may_be_in_a_file(tmp_path: Path) -> None:

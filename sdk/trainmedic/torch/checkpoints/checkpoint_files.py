@@ -85,6 +85,8 @@ def read_file(path: Path, checked: bool) -> Any:
             if not _only_we_can_write(path):
                 raise
             return torch.load(path, map_location="cpu", weights_only=False)
+    except MemoryError:  # the file may be intact, and an older one needs as much
+        raise
     except Exception as error:  # zipfile and torch.load raise many types for damaged files
         raise UnusableCheckpoint(f"{path.parent.name}/{path.name} cannot be read: {_first_line(error)}") from error
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
-from trainmedic.errors import Rejected, described
+from trainmedic.errors import ConfigurationError, Rejected, described
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth
@@ -57,7 +57,7 @@ class OwnCheckpoints:
             the step only and with the next data. After an error the next older checkpoint is tried. If none can be
             loaded, the training ends, unless every error was `trainmedic.Rejected`: then nothing was changed.
         found: ``found()`` returns the existing `trainmedic.torch.SavedCheckpoint`; ``path`` is any value for ``load``
-            and ``at`` the time of saving, within a minute.
+            and ``at`` the time of saving, with a time zone, within a minute.
         directory: Directory for small files: the rollback budget, changes by commands, health of checkpoints.
     """
 
@@ -79,9 +79,16 @@ class OwnCheckpoints:
         self.writes_files = True  # False on ranks that leave ``directory`` to another rank
 
     def checkpoints(self) -> list[SavedCheckpoint]:
+        found = list(self._list())
+        for checkpoint in found:
+            if getattr(checkpoint.at, "tzinfo", None) is None:
+                raise ConfigurationError(
+                    f"found() gives {checkpoint.name} the time {checkpoint.at!r}; it is a datetime with a time zone, "
+                    "such as datetime.now(timezone.utc)"
+                )
         return [
             self._with_health(checkpoint)
-            for checkpoint in self._list()
+            for checkpoint in found
             if not any(start < checkpoint.at <= end for start, end in self._abandoned)
         ]
 

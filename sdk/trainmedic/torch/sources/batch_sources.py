@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Iterator
 
+from torch.utils.data import DataLoader
+
 from trainmedic.errors import Unsupported
 from trainmedic.job.interrupt import fetch
 from trainmedic.recovery.fingerprints import Fingerprint, fingerprint, read
@@ -122,8 +124,9 @@ class SequenceSource(BatchSource):
 
 
 class IteratedSource(BatchSource, ABC):
-    def __init__(self) -> None:
+    def __init__(self, source: Any) -> None:
         super().__init__()
+        self._source = source
         self._iterator: Iterator[Any] | None = None
 
     def fetch(self) -> Any:
@@ -138,6 +141,10 @@ class IteratedSource(BatchSource, ABC):
         return batch
 
     def stop_loading(self) -> None:
+        # A loader with persistent workers, perhaps within the source, would use its iterator again.
+        for loader in (self._source, *getattr(self._source, "__dict__", {}).values()):
+            if isinstance(loader, DataLoader) and loader.persistent_workers and loader._iterator is self._iterator:
+                loader._iterator = None
         shut_down_workers(self._iterator)
         self._iterator = None
 
@@ -152,8 +159,7 @@ class RereadSource(IteratedSource):
     kind = "Reread"
 
     def __init__(self, source: Any, most_reread: int) -> None:
-        super().__init__()
-        self._source = source
+        super().__init__(source)
         self._most_reread = most_reread
         self._random_at_start: dict[str, Any] | None = None  # of the epoch
         # Of the present epoch, to check that a second reading returns the same batches.
@@ -207,13 +213,6 @@ class RereadSource(IteratedSource):
         for part in (self._source, getattr(self._source, "dataset", None)):
             set_epoch(part, self.epoch)
         return iter(self._source)
-
-    def stop_loading(self) -> None:
-        # A loader with persistent workers, perhaps within the source, would use its iterator again.
-        for loader in (self._source, *getattr(self._source, "__dict__", {}).values()):
-            if self._iterator is not None and getattr(loader, "_iterator", None) is self._iterator:
-                loader._iterator = None
-        super().stop_loading()
 
     def _generator_state(self) -> Any:
         generator = getattr(self._source, "generator", None)

@@ -42,19 +42,25 @@ class IndexedSource(BatchSource):
         self._ends: deque[Position] = deque()
 
     def next(self) -> Any:
-        iterator = self._iterator
+        iterator, received = self._iterator, self._received
         try:
             batch = fetch(self._begin() if iterator is None else iterator)
         except StopIteration:
             self._iterator = None
             self.epoch, self.position = self.epoch + 1, 0
             raise
-        except Exception:  # of the user's data set; the loader continues after this batch
-            if self._ends:
+        except Exception:
+            # If the data set raised it, the loader continues after this batch, else with it, as after a timeout.
+            if self._ends and (not self.workers or self._received > received):
                 self.position = self._ends.popleft()
             raise
         self.position = self._ends.popleft()
         return batch
+
+    @property
+    def _received(self) -> int:
+        # Batches and errors that the iterator has got from workers.
+        return int(getattr(self._iterator, "_rcvd_idx", 0))
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "seed": self._seed, "fingerprint": self._order.fingerprint(self.epoch)}

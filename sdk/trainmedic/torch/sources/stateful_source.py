@@ -32,8 +32,7 @@ class StatefulSource(IteratedSource):
     kind = "Stateful"
 
     def __init__(self, loader: Any, keeper: Any) -> None:
-        super().__init__()
-        self._loader = loader
+        super().__init__(loader)
         self._keeper = keeper
         # A data set may be at its end between epochs and would stay there.
         self._initial_state = keeper.state_dict() if keeper is not loader else None
@@ -75,7 +74,7 @@ class StatefulSource(IteratedSource):
 
     def _set_epoch(self) -> None:
         set_epoch(self._keeper, self.epoch)
-        dataset = getattr(self._loader, "dataset", None)
+        dataset = getattr(self._source, "dataset", None)
         if hasattr(dataset, "next_epoch"):
             set_epoch(dataset, self.epoch)
 
@@ -84,12 +83,12 @@ class StatefulSource(IteratedSource):
         if not self._was_inside_epoch:
             if self._random_at_start is None:
                 self._random_at_start = randomness.capture()
-            return iter(self._loader)
+            return iter(self._source)
         self._was_inside_epoch = False
         with randomness.preserved():
             if self._random_at_start is not None:
                 randomness.restore(self._random_at_start)
-            return iter(self._loader)
+            return iter(self._source)
 
 
 class BufferedSource(StatefulSource):
@@ -123,7 +122,7 @@ class BufferedSource(StatefulSource):
         return batch
 
     def restore(self, state: dict[str, Any]) -> str:
-        held_back = state.get("held_back") or ("its shuffle buffer" if shuffles(self._loader) else "")
+        held_back = state.get("held_back") or ("its shuffle buffer" if shuffles(self._source) else "")
         self._last = deque(state.get("last", ()), maxlen=_LAST)
         position = state["place"]
         if not held_back or position == 0:
@@ -142,26 +141,26 @@ class BufferedSource(StatefulSource):
 
     def _restore_state(self, state: dict[str, Any]) -> str:
         data = super().restore(state)
-        if self._loader.num_workers and data == REPLAYED and self.position:
+        if self._source.num_workers and data == REPLAYED and self.position:
             return f"{data}, if the state of the data set holds all that its workers hold back"
         return data
 
     def _go_to_epoch_start(self) -> None:
-        if self._keeper is self._loader:
-            self._loader.load_state_dict({})
+        if self._keeper is self._source:
+            self._source.load_state_dict({})
         if self._data_set_at_start is not None:
-            self._loader.dataset.load_state_dict(self._data_set_at_start)
+            self._source.dataset.load_state_dict(self._data_set_at_start)
         self._set_epoch()
 
     def _set_epoch(self) -> None:
-        set_epoch(self._loader.dataset, self.epoch)
+        set_epoch(self._source.dataset, self.epoch)
 
     def _read_again(self, position: int) -> str:
         expected, self._last = [read(each) for each in self._last], deque(maxlen=_LAST)
         with randomness.preserved():
             if self._random_at_start is not None:
                 randomness.restore(self._random_at_start)
-            self._iterator = iter(self._loader)
+            self._iterator = iter(self._source)
             for number in range(position):
                 try:
                     self._last.append(fingerprint(next(self._iterator)))

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -514,6 +515,21 @@ def test_an_error_of_the_data_set_does_not_shift_the_position(workers: int) -> N
     source.stop_loading()
 
 
+def test_a_late_batch_keeps_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The loader gives it after all, if the loop goes on.
+    source = source_of(numbers(num_workers=1))
+    assert isinstance(source, IndexedSource)
+    taken(source, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(source._iterator, "_get_data", Mock(side_effect=RuntimeError("DataLoader timed out")))
+        with pytest.raises(RuntimeError, match="timed out"):
+            source.next()
+    assert source.position == BATCH
+    assert flat(taken(source, 1)) == list(range(BATCH, 2 * BATCH))
+    assert source.position == 2 * BATCH
+    source.stop_loading()
+
+
 def test_a_place_holds_for_another_batch_size_too() -> None:
     """A checkpoint from before the change is gone back to after it."""
     source = source_of(numbers(shuffle=True))
@@ -696,7 +712,7 @@ def test_what_worker_processes_hold_back_is_not_known() -> None:
     assert told == f"{REPLAYED}, if the state of the data set holds all that its workers hold back"
 
 
-class Wrapped:
+class OwnLoader:
     """A loader in a class of the user's."""
 
     def __init__(self, loader: DataLoader[int]) -> None:
@@ -706,7 +722,7 @@ class Wrapped:
         return iter(self.loader)
 
 
-@pytest.mark.parametrize("wrap", [lambda loader: loader, Wrapped])
+@pytest.mark.parametrize("wrap", [lambda loader: loader, OwnLoader])
 def test_a_stream_with_lasting_workers_is_read_again(wrap: Any) -> None:
     """Its loader would use the workers of before, which have ended."""
     source = source_of(wrap(DataLoader(Counting(), batch_size=BATCH, num_workers=1, persistent_workers=True)))
@@ -715,6 +731,14 @@ def test_a_stream_with_lasting_workers_is_read_again(wrap: Any) -> None:
     state, after = source.state(), flat(taken(source, 2))
     source.restore(state)
     assert flat(taken(source, 2)) == after
+    source.stop_loading()
+
+
+def test_a_loader_that_keeps_its_position_begins_an_epoch_with_new_workers() -> None:
+    source = source_of(StatefulDataLoader(Numbers(), batch_size=BATCH, num_workers=1, persistent_workers=True))
+    begun = flat(taken(source, 1))
+    source.start_epoch(0)
+    assert flat(taken(source, 1)) == begun
     source.stop_loading()
 
 

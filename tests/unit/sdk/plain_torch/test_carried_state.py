@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,11 @@ def test_containers_that_hold_themselves_are_no_error() -> None:
     plain: list[Any] = [1]
     plain.append(plain)
     model.tree, model.plain = tree, plain
+    later: list[Any] = [1]
+    model.later = later
     state = CarriedState(StateParts(model=model))
     state.record_start()
+    later.append(later)
     assert list(tensors_in(tree)) == [torch.ones(1)]
     assert state.take() == {}
 
@@ -48,9 +52,21 @@ def test_an_expanded_tensor_is_restored() -> None:
     state = CarriedState(StateParts(model=model))
     state.record_start()
     held = state.take()
-    model.mask = torch.zeros(1, 3).expand(4, 3)
+    model.mask = present = torch.zeros(1, 3).expand(4, 3)
     assert state.put_back(held) == {"compared": 1, "agreed": 1}
     assert torch.equal(model.mask, torch.ones(4, 3))
+    assert model.mask is present  # in place, without memory for all elements
+
+
+def test_a_tensor_whose_elements_differ_replaces_an_expanded_one() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.arange(6.0).view(2, 3), persistent=False)
+    state = CarriedState(StateParts(model=model))
+    state.record_start()
+    held = state.take()
+    model.mask = torch.zeros(1, 3).expand(2, 3)
+    assert state.put_back(held) == {"compared": 1, "agreed": 1}
+    assert torch.equal(model.mask, torch.arange(6.0).view(2, 3))
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
@@ -85,11 +101,25 @@ def test_an_array_of_another_byte_order_is_no_error(caplog: pytest.LogCaptureFix
         packed(array)
 
 
-def test_a_generator_that_is_gone_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("present", [None, random.Random(1)])
+def test_a_generator_that_is_gone_is_told_of(present: Any, caplog: pytest.LogCaptureFixture) -> None:
     """As in a resume by another version of the script; the training goes on without it."""
     model = nn.Linear(2, 2)
     model.noise = torch.Generator()
     held = CarriedState(StateParts(model=model)).take()
     assert list(held) == ["model.noise"]
-    assert CarriedState(StateParts(model=nn.Linear(2, 2))).put_back(held) == {}
+    later = nn.Linear(2, 2)
+    later.noise = present
+    CarriedState(StateParts(model=later)).put_back(held)
     assert "the checkpoint holds carried state that is no longer there: model.noise" in caplog.text
+
+
+def test_without_a_generator_the_values_next_to_it_are_restored() -> None:
+    kept = {"noise": random.Random(1), "seen": 3}
+    named = {"kept": CarriedValue(lambda: kept, None)}
+    held = CarriedState(named=named).take()
+    kept.clear()
+    kept["seen"] = 5
+    outcome = CarriedState(named=named).put_back(held)
+    assert kept["seen"] == 3
+    assert outcome == {"compared": 1, "agreed": 0, "different": "also.kept"}

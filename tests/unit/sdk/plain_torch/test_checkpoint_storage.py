@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -169,6 +170,15 @@ def test_a_damaged_part_that_has_no_checksum_makes_it_unusable(
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UnusableCheckpoint, match="cannot be read"):
         read_file(path, checked)
+
+
+def test_without_memory_to_read_it_no_older_one_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It may be intact, and training on from an older one would lose steps.
+    storage, training = Directory(tmp_path), parts()
+    found = storage.save(150, training, {})
+    monkeypatch.setattr(torch, "load", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        storage.load(found, training)
 
 
 @pytest.mark.parametrize(
@@ -461,6 +471,14 @@ def test_own_functions_save_load_and_list(tmp_path: Path) -> None:
     assert sorted(one.step for one in storage().checkpoints()) == [100, 200]
     (tmp_path / ".trainmedic-abandoned.json").write_text("[[")
     assert len(storage().checkpoints()) == 2
+
+
+def test_own_times_without_a_time_zone_are_refused() -> None:
+    # They may be local or in UTC, and are compared with alerts' times.
+    found = SavedCheckpoint(100, datetime(2026, 1, 31, 12), "mine-100")
+    own = OwnCheckpoints(lambda step, state: None, lambda one: None, lambda: [found])
+    with pytest.raises(ConfigurationError, match=r"mine-100 the time .* with a time zone"):
+        own.checkpoints()
 
 
 def test_a_span_that_a_full_disk_refused_is_written_at_a_later_save(

@@ -31,3 +31,17 @@ def test_a_number_that_became_a_tensor_is_kept(name: str) -> None:
     attributes.restore(held)
     restored = getattr(optimizer, name)
     assert torch.equal(restored if name == "average" else restored[1], tensor)
+
+
+def test_containers_that_hold_themselves_are_left_out() -> None:
+    # Such as a tree whose nodes know their parents.
+    optimizer = Averaging()
+    tree: dict[str, Any] = {"children": [{}]}
+    tree["children"][0]["parent"] = tree
+    optimizer.last_two = tree
+    attributes = OptimizerAttributes({"optimizer": optimizer})
+    optimizer.average = 1.0
+    held = attributes.capture()
+    assert held["optimizer"]["values"] == {"average": 1.0}
+    attributes.restore(held)
+    assert optimizer.last_two is tree

@@ -344,3 +344,9 @@ def test_what_a_module_keeps_beside_tensors_may_be_part_of_a_graph() -> None:
     assert other.seen["updates"] == 1
     assert (other.seen["scale"].item(), other.seen["scale"].requires_grad) == (2.0, False)
     assert torch.equal(other.seen["history"][1], torch.arange(3.0))
+
+
+def test_two_objects_of_one_name_are_refused() -> None:
+    # Else the checkpoints would lack one of them.
+    with pytest.raises(ConfigurationError, match=r"model\.0: two objects have this name"):
+        StateParts(model=[nn.Linear(2, 2)], **{"model.0": nn.Linear(2, 2)})
