@@ -25,6 +25,33 @@ def test_a_token_that_no_header_can_have_is_named_and_not_shown(token: str) -> N
     assert "URL" not in refused.value.message
 
 
+def answering(monkeypatch: pytest.MonkeyPatch, status: int, body: bytes) -> Client:
+    client = Client("http://me:hunter2@127.0.0.1:1", None)
+    answer = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
+    monkeypatch.setattr(client._http, "_transport", answer)
+    return client
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (200, b"<html>", "did not answer with JSON"),
+        (200, b"[]", "did not answer with an object"),
+        (200, b'{"message": "ok"}', "answered without 'items'"),
+        (502, b"<html>", "answered 502 Bad Gateway"),
+        (502, b"[]", "answered 502 Bad Gateway"),
+    ],
+)
+def test_an_answer_of_another_server_is_named_with_its_place(
+    status: int, body: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the password in its URL."""
+    client = answering(monkeypatch, status, body)
+    with pytest.raises(exits.Unreachable, match=f"^http://127.0.0.1:1/approvals {said}"):
+        client.get("approvals")["items"]
+    client.close()
+
+
 def test_an_answer_that_cannot_be_unpacked_is_a_failure_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a proxy's, whose header states another form than its body has."""
     client = Client("http://127.0.0.1:1", None)
