@@ -48,7 +48,7 @@ class Client:
         self.url = without_user(url.rstrip("/"))
         """Without user and password, for display."""
         headers = {"User-Agent": f"trainmedic/{__version__}"}
-        if token:
+        if token := (token or "").strip():  # httpx refuses a space at the end
             if not (token.isascii() and token.isprintable()):  # httpx's error would contain the token, or blame the URL
                 raise exits.InvalidInput(
                     "the token is not one line of printable ASCII; check --token, TRAINMEDIC_TOKEN or "

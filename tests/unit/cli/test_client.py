@@ -25,6 +25,15 @@ def test_a_token_that_no_header_can_have_is_named_and_not_shown(token: str) -> N
     assert "URL" not in refused.value.message
 
 
+def test_spaces_around_a_token_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As around that of a file: no header may end with one, and the error would show the token."""
+    client = Client("http://127.0.0.1:1", " secret \n")
+    answer = httpx.MockTransport(lambda request: httpx.Response(200, json={"sent": request.headers["Authorization"]}))
+    monkeypatch.setattr(client._http, "_transport", answer)
+    assert client.get("now")["sent"] == "Bearer secret"
+    client.close()
+
+
 def answering(monkeypatch: pytest.MonkeyPatch, status: int, body: bytes) -> Client:
     client = Client("http://me:hunter2@127.0.0.1:1", None)
     answer = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
