@@ -179,4 +179,8 @@ async def test_what_a_collector_does_not_take_is_counted_and_holds_up_nothing(co
     await store.transact(lambda tx: tx.append([event("closed", failed.id, 4)]))
     await told(store, listener)
     assert left_out == [1, 1]
+    collector.answer = {"partialSuccess": {"rejectedSpans": "1" * 5000}}
+    await store.transact(lambda tx: tx.append([event("closed", failed.id, 5)]))
+    await told(store, listener)
+    assert left_out == [1, 1]
     assert collector.spans["run cool"].status.code == Status.STATUS_CODE_ERROR

@@ -54,6 +54,12 @@ def test_a_task_that_its_array_no_longer_has_is_gone(records: list[dict[str, Any
         own_id_in({"jobs": records}, "4711_2")
 
 
+@pytest.mark.parametrize("task", ["²", "7" * 5000, ""])
+def test_what_is_no_number_is_no_task(task: str) -> None:
+    with pytest.raises(ObjectMissing):
+        job_in({"jobs": [record(4711, waiting="0-9,20-...")]}, f"4711_{task}")
+
+
 @pytest.mark.parametrize("text", ["1-2", "1,3", "0-10:2", "0-9,20-..."])
 def test_an_array_whose_tasks_all_wait_is_refused(text: str) -> None:
     with pytest.raises(ClusterRefused, match="parts: name one of them, such as 4711_0"):

@@ -31,6 +31,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "pings": ("responding", "pinged"),
 }
 """What is read of each kind of record. A job has a hundred more."""
+_TASK = re.compile(r"[0-9]{1,10}")
 _GPU_INDEXES = re.compile(r"(?:^|,)gpu:[^()]*\(IDX:([0-9,-]+)\)")
 
 
@@ -97,7 +98,7 @@ def _count_tasks(answer: Mapping[str, Any]) -> int:
 def _is_waiting_task(answer: Mapping[str, Any], job_id: str) -> bool:
     array, _, task = job_id.partition("_")
     text = _text(answer.get("array_task_string"))
-    if not text or not task.isdigit() or str(number_of(answer.get("array_job_id"))) != array:
+    if not text or not _TASK.fullmatch(task) or str(number_of(answer.get("array_job_id"))) != array:
         return False
     tasks = _waiting_tasks(text)
     return tasks is None or int(task) in tasks

@@ -103,9 +103,10 @@ def detail(record: FindingRecord) -> FindingDetail:
 
 async def of_run(findings: FindingHistory, alerts: Collection[AlertRecord]) -> list[RunFinding]:
     """Return the first findings that raised these alerts, each with an excerpt if it has one."""
-    of_logs = [record.alert.identity for record in alerts if record.alert.labels.get(SOURCE) == LOG]
+    of_logs = dict.fromkeys(record.alert.identity for record in alerts if record.alert.labels.get(SOURCE) == LOG)
+    fingerprints = list(dict.fromkeys(each.fingerprint for each in of_logs))
     views: list[RunFinding] = []
-    for known in await findings.findings_of_alerts([each.fingerprint for each in of_logs]) if of_logs else ():
+    for known in await findings.findings_of_alerts(fingerprints) if of_logs else ():
         if known.alert is None or (known.alert.fingerprint, known.alert.starts_at) not in of_logs:
             continue
         record = await findings.finding(known.id)

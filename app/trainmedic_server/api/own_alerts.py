@@ -7,7 +7,7 @@ in Prometheus. Annotations of a verdict come from the store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -20,6 +20,8 @@ from trainmedic_server.engine import verdict_alert
 from trainmedic_server.engine.runbooks import Runbooks
 from trainmedic_server.ports.findings import FindingHistory
 from trainmedic_server.ports.verdicts import VerdictHistory
+
+_Labels = frozenset[tuple[str, str]]
 
 NOT_OWN = f"exported_{SOURCE}"
 _VERDICTS_OF_JOB = 50  # more than a job's failures in the 15 minutes of a verdict's alert
@@ -39,9 +41,11 @@ class OwnAlerts:
         stored_labels = await self._findings.alerts_raised({fingerprint(alert.labels) for alert in claims})
         raised = set(map(_compared, stored_labels))
         diagnosed = {alert.labels.get("job_name", "") for alert in claims if alert.labels[SOURCE] == DIAGNOSIS}
-        verdicts_by_job: dict[str, list[KnownVerdict]] = {}
+        verdicts: dict[_Labels, KnownVerdict] = {}
         for job in diagnosed - {""}:
-            verdicts_by_job[job] = await self._verdicts.verdicts_of(job, _VERDICTS_OF_JOB)
+            for known in await self._verdicts.verdicts_of(job, _VERDICTS_OF_JOB):  # newest first
+                if known.labels is not None:
+                    verdicts.setdefault(_compared(known.labels), known)
         alerts = []
         for alert in delivery.alerts:
             match alert.labels.get(SOURCE):
@@ -51,8 +55,8 @@ class OwnAlerts:
                     is_own = await self._is_suspect(alert, delivery.received_at)
                     alerts.append(alert if is_own else _not_own(alert))
                 case "diagnosis":
-                    stored = _of_verdict(alert, verdicts_by_job.get(alert.labels.get("job_name", ""), ()))
-                    alerts.append(self._runbooks.linked(stored) if stored else _not_own(alert))
+                    verdict = verdicts.get(_compared(alert.labels))
+                    alerts.append(self._runbooks.linked(_stated(alert, verdict)) if verdict else _not_own(alert))
                 case _:
                     alerts.append(alert)
         return replace(delivery, alerts=tuple(alerts))
@@ -64,16 +68,11 @@ class OwnAlerts:
         return is_suspect and _compared(alert.labels) == _compared(verdict_alert.labels_of_suspect(node))
 
 
-def _of_verdict(alert: Alert, verdicts: Iterable[KnownVerdict]) -> Alert | None:
-    """Return the alert as its verdict states it, None without a verdict."""
-    for known in verdicts:
-        if known.labels is not None and _compared(known.labels) == _compared(alert.labels):
-            annotations = {**verdict_alert.annotations_of(known.plain), "verdict": known.id}
-            return replace(alert, annotations=annotations)
-    return None
+def _stated(alert: Alert, verdict: KnownVerdict) -> Alert:
+    return replace(alert, annotations={**verdict_alert.annotations_of(verdict.plain), "verdict": verdict.id})
 
 
-def _compared(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+def _compared(labels: Mapping[str, str]) -> _Labels:
     # All labels: others can be made with the same fingerprint. Alertmanager drops empty ones.
     return frozenset(pair for pair in labels.items() if pair[1])
 

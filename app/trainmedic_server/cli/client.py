@@ -34,12 +34,21 @@ class ServerSentEvent(Struct, frozen=True):
     data: str
 
 
+class _Answer(dict[str, Any]):
+    def __init__(self, members: Mapping[str, Any], place: str) -> None:
+        super().__init__(members)
+        self._place = place
+
+    def __missing__(self, name: str) -> Any:
+        raise exits.Unreachable(f"{self._place} answered without {name!r}; check that it is a Trainmedic server")
+
+
 class Client:
     def __init__(self, url: str, token: str | None) -> None:
         self.url = without_user(url.rstrip("/"))
         """Without user and password, for display."""
         headers = {"User-Agent": f"trainmedic/{__version__}"}
-        if token:
+        if token := (token or "").strip():  # httpx refuses a space at the end
             if not (token.isascii() and token.isprintable()):  # httpx's error would contain the token, or blame the URL
                 raise exits.InvalidInput(
                     "the token is not one line of printable ASCII; check --token, TRAINMEDIC_TOKEN or "
@@ -56,7 +65,7 @@ class Client:
         self._http.close()
 
     def get(self, path: str, params: Mapping[str, Any] | None = None, accept: tuple[int, ...] = ()) -> Any:
-        """Return the JSON of the answer, also with a status in `accept`."""
+        """Return the object of the answer, also with a status in `accept`."""
         return self._ask("GET", path, params=params, accept=accept)
 
     def post(self, path: str, body: Any = None, params: Mapping[str, Any] | None = None) -> Any:
@@ -91,12 +100,16 @@ class Client:
             response = self._http.request(method, path, **arguments)
             if response.status_code not in accept and not response.is_success:
                 raise _failure(response)
+            place = without_user(str(response.url))
             try:
-                return response.json()
+                answer = response.json()
             except ValueError as error:
                 raise exits.Unreachable(
-                    f"{response.url} did not answer with JSON; check that it is a Trainmedic server"
+                    f"{place} did not answer with JSON; check that it is a Trainmedic server"
                 ) from error
+            if not isinstance(answer, dict):
+                raise exits.Unreachable(f"{place} did not answer with an object; check that it is a Trainmedic server")
+            return _Answer(answer, place)
 
     @contextmanager
     def _errors_translated(self) -> Iterator[None]:
@@ -166,7 +179,9 @@ def _failure(response: httpx.Response) -> click.ClickException:
 
 
 def _detail(response: httpx.Response) -> str:
-    fallback = f"{response.request.url} answered {response.status_code} {response.reason_phrase}".rstrip()
+    fallback = (
+        f"{without_user(str(response.request.url))} answered {response.status_code} {response.reason_phrase}".rstrip()
+    )
     try:
         problem = json.loads(response.text)
     except ValueError:

@@ -5,7 +5,8 @@ Steps that depend on earlier results, or on unknown earlier runs, are undetermin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -154,20 +155,25 @@ def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: 
 def _unknown(written: Any, names: Scope, *, is_expression: bool = False) -> str:
     """Return what the text uses that is not known yet."""
     used = _names_in(written, is_expression)
-    if {"steps", "group"} & used:
+    if "steps" in used or "group" in used:
         return "how earlier steps end"
     return "earlier runs" if "runs" in used and "runs" not in names else ""
 
 
-def _names_in(value: Any, is_expression: bool = False) -> set[str]:
+def _names_in(value: Any, is_expression: bool = False) -> Collection[str]:
     if isinstance(value, Mapping):
         return {name for member in value.values() for name in _names_in(member)}
     if isinstance(value, list):
         return {name for member in value for name in _names_in(member)}
     if not isinstance(value, str) or not (is_expression or evaluation.is_template(value)):
         return set()
-    tree = template_syntax.parse_expression(value) if is_expression else template_syntax.parse_template(value)
-    return set(template_syntax.free_names(tree))
+    return _free_names(value, is_expression)
+
+
+@functools.lru_cache(maxsize=4096)  # the same texts for each alert, of which parsing is nearly all the time
+def _free_names(text: str, is_expression: bool) -> frozenset[str]:
+    tree = template_syntax.parse_expression(text) if is_expression else template_syntax.parse_template(text)
+    return frozenset(template_syntax.free_names(tree))
 
 
 def _describe(spec: Step) -> str:

@@ -45,7 +45,7 @@ class StoredVerdicts(Protocol):
         ...
 
     def on_node(self, node: str, since: datetime) -> list[KnownVerdict]:
-        """Return each job's newest verdict that names the node and began at `since` or later, newest first."""
+        """Return, newest first, the last verdict of at most 100 jobs that names the node, from `since` on."""
         ...
 
     def to_tell(self, moment: datetime, limit: int) -> list[KnownVerdict]:

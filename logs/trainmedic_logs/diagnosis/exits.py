@@ -125,8 +125,8 @@ def of_code(code: int) -> tuple[int | None, int | None]:
 
 _BLOCK = re.compile(r"\[\d+\]:\s*$")
 _MEMBER = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback|msg)\s*:\s?(.*)$")
-_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
-_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
+_RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
+_CODE = re.compile(r"(-?\d{1,10}) \(pid: (\d{1,10})\)")
 
 
 def torchrun_table(text: str, node: str = "") -> list[Exit]:

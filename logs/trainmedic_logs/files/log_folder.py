@@ -282,13 +282,14 @@ def _by_our_layout(path: Path) -> tuple[Kind, Origin] | None:
 
 _ATTEMPTS = "attempts.jsonl"
 _TORCHRUN_ATTEMPT = re.compile(r"attempt_(\d{1,6})")
+_TORCHRUN_RANK = re.compile(r"\d{1,6}")
 _TORCHRUN_FILES = {"stdout.log": Kind.LINES, "stderr.log": Kind.LINES, "error.json": Kind.ERROR}
 
 
 def _by_torchrun_layout(path: Path, directory: Path) -> tuple[Kind, Origin] | None:
     """Classify ``…/attempt_0/3/stderr.log``; torchrun counts attempts from 0."""
     parts = path.relative_to(directory.parent).parts
-    if len(parts) < 3 or path.name not in _TORCHRUN_FILES or not parts[-2].isdigit():
+    if len(parts) < 3 or path.name not in _TORCHRUN_FILES or not _TORCHRUN_RANK.fullmatch(parts[-2]):
         return None
     attempt = _TORCHRUN_ATTEMPT.fullmatch(parts[-3])
     if attempt is None:

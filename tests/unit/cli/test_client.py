@@ -37,3 +37,39 @@ def test_an_answer_that_cannot_be_decompressed_is_no_answer(ask: Callable[[Clien
     client._http = httpx.Client(base_url="http://127.0.0.1:8080/", transport=damaged)
     with pytest.raises(exits.Unreachable, match="cannot be decompressed"):
         ask(client)
+
+
+def test_spaces_around_a_token_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As around that of a file: no header may end with one, and the error would show the token."""
+    client = Client("http://127.0.0.1:1", " secret \n")
+    answer = httpx.MockTransport(lambda request: httpx.Response(200, json={"sent": request.headers["Authorization"]}))
+    monkeypatch.setattr(client._http, "_transport", answer)
+    assert client.get("now")["sent"] == "Bearer secret"
+    client.close()
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, status: int, body: bytes) -> Client:
+    client = Client("http://me:hunter2@127.0.0.1:1", None)
+    answer = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
+    monkeypatch.setattr(client._http, "_transport", answer)
+    return client
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (200, b"<html>", "did not answer with JSON"),
+        (200, b"[]", "did not answer with an object"),
+        (200, b'{"message": "ok"}', "answered without 'items'"),
+        (502, b"<html>", "answered 502 Bad Gateway"),
+        (502, b"[]", "answered 502 Bad Gateway"),
+    ],
+)
+def test_an_answer_of_another_server_is_named_with_its_place(
+    status: int, body: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the password in its URL."""
+    client = answering(monkeypatch, status, body)
+    with pytest.raises(exits.Unreachable, match=f"^http://127.0.0.1:1/approvals {said}"):
+        client.get("approvals")["items"]
+    client.close()

@@ -87,6 +87,8 @@ def test_a_table_without_its_head_is_read_as_far_as_it_goes() -> None:
     (found,) = exits.torchrun_table(cut)
     assert (found.rank, found.signal, found.is_first) == (4, 9, False)
     assert exits.torchrun_table("Root Cause (first observed failure):\n[0]:\n  rank : 4 (local_rank: 4)\n") == []
+    (long,) = exits.torchrun_table(f"exitcode : {'9' * 5000} (pid: 4)\n")
+    assert long.pid == 4
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ def diagnosed(directory: Path, job: str | None = None) -> FolderDiagnosis:
         ("llm-1-launcher.log", "launcher", "", None, None, None),
         ("run_x/attempt_1/3/stderr.log", "training", "", None, 3, 2),
         ("node-2/run_x/attempt_0/3/stdout.log", "training", "node-2", None, 3, 1),
+        ("run_x/attempt_0/²/stderr.log", "training", "", None, None, None),
+        (f"run_x/attempt_0/{'7' * 200}/stderr.log", "training", "", None, None, None),
         ("llm%2F1/attempt-2/rank-5.jsonl", "training", "", 5, None, 2),
         ("llm%2F1/attempt-2/launcher-gpu-07.log", "launcher", "gpu-07", None, None, 2),
         ("llm%2F1/attempt-2/ranks-gpu-07/r/attempt_0/1/stderr.log", "training", "gpu-07", None, 1, 2),

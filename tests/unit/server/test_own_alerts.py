@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -100,28 +100,51 @@ async def test_the_alert_of_a_finding_is_own_by_all_its_labels() -> None:
     ]
 
 
+class CountedLabels(dict[str, str]):
+    """Labels that count how often they are compared."""
+
+    compared = 0
+
+    def items(self) -> Any:
+        CountedLabels.compared += 1
+        return super().items()
+
+
+class Stored:
+    """What is stored, without a database."""
+
+    def __init__(self, raised: Sequence[Alert], verdicts: Sequence[KnownVerdict]) -> None:
+        CountedLabels.compared, self.jobs, self._raised, self._verdicts = 0, list[str](), raised, verdicts
+
+    async def alerts_raised(self, fingerprints: Collection[str]) -> list[Mapping[str, str]]:
+        return [CountedLabels(alert.labels) for alert in self._raised]
+
+    async def verdicts_of(self, job: str, limit: int, attempt: int | None = None) -> list[KnownVerdict]:
+        self.jobs.append(job)
+        return list(self._verdicts)
+
+
 async def test_many_alerts_of_findings_are_checked_at_the_cost_of_each() -> None:
     """Without a look at any verdict, and with each alert's labels compared once."""
-    looks = []
-
-    class Labels(dict[str, str]):
-        def items(self) -> Any:
-            looks.append("labels")
-            return super().items()
-
-    class Stored:
-        async def alerts_raised(self, fingerprints: Collection[str]) -> list[Mapping[str, str]]:
-            return [Labels(alert.labels) for alert in alerts]
-
-        async def verdicts_of(self, job: str, limit: int, attempt: int | None = None) -> list[KnownVerdict]:
-            looks.append("verdicts")
-            return []
-
     alerts = [posted({"alertname": "A", "source": "log", "job_name": f"llm-{number}"}) for number in range(100)]
-    stored: Any = Stored()
+    stored: Any = Stored(alerts, ())
     delivery = Delivery("d", START, "r", "", "", tuple(alerts))
     assert (await OwnAlerts(stored, stored).checked(delivery)).alerts == tuple(alerts)
-    assert looks == ["labels"] * 100
+    assert (CountedLabels.compared, stored.jobs) == (100, [])
+
+
+async def test_many_alerts_of_a_jobs_verdicts_are_checked_at_the_cost_of_each() -> None:
+    """The newest verdict of those with an alert's labels states it."""
+    verdicts = [
+        replace(VERDICT, id=f"v{number}", labels=CountedLabels({**LABELS, "node": f"node-{number % 40}"}))
+        for number in range(50)
+    ]
+    stored: Any = Stored((), verdicts)
+    alerts = [posted({**LABELS, "node": f"node-{number}"}) for number in range(45)]
+    delivery = Delivery("d", START, "r", "", "", tuple(alerts))
+    checked_alerts = (await OwnAlerts(stored, stored).checked(delivery)).alerts
+    assert [alert.annotations.get("verdict") for alert in checked_alerts] == [f"v{n}" for n in range(40)] + [None] * 5
+    assert (CountedLabels.compared, stored.jobs) == (50, ["llm-1"])
 
 
 async def test_what_the_webhook_takes_was_checked() -> None:

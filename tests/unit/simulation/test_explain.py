@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from tests.unit.simulation.actions import PLAYBOOK, SimulatedActions
+from trainmedic_core.expressions import template_syntax
 from trainmedic_logs.simulation import log_check
 from trainmedic_server.api import explanations, given_alerts, test_text
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import explained as text
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision
+from trainmedic_server.engine import forecast
 from trainmedic_server.engine.explanation import Explanation, alone, explain_for_a_test
 from trainmedic_server.engine.forecast import StepForecast
 from trainmedic_server.ports.limits import EngineLimits
@@ -73,6 +75,22 @@ def test_without_a_server_what_depends_on_earlier_runs_is_open(tmp_path: Path) -
         (StepForecast.UNDETERMINED, "its parameters depend on earlier runs"),
         (StepForecast.SKIPPED, "when does not hold: labels.rack is defined"),
     ]
+
+
+def test_a_template_is_parsed_once_for_all_alerts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing it for each was nearly all the time of explaining a thousand."""
+    (tmp_path / "cap.yaml").write_text(PLAYBOOK)
+    library = Library([tmp_path], SimulatedActions())
+    library.reload()
+    parsed: list[str] = []
+    for name in ("parse_template", "parse_expression"):
+        parse = getattr(template_syntax, name)
+        monkeypatch.setattr(template_syntax, name, lambda text, parse=parse: (parsed.append(text), parse(text))[1])
+    forecast._free_names.cache_clear()
+    alerts = given_alerts.read([{"labels": {"alertname": "Hot", "node": f"n{number}"}} for number in range(3)], NOW)
+    explained_alerts = alone(lambda _: library.all(), alerts, SimulatedActions(), EngineLimits(), NOW)
+    assert [len(each.playbooks[0].steps) for each in explained_alerts] == [4, 4, 4]
+    assert len(parsed) == len(set(parsed)) > 0
 
 
 def test_a_step_that_would_fail_says_why(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ _SCHEME = re.compile(r"(postgresql|postgres)(\+\w+)?:")
 # A login or database that is missing or forbidden, or an option of the URL with a wrong value: retrying is useless.
 _PERMANENT_FAILURE = re.compile(
     r"password authentication failed|no password supplied|no pg_hba.conf entry|does not exist"
-    r"|invalid \w+ value|bad value for"
+    r"|invalid \"?\w+\"? value|bad value for|invalid value for parameter|unrecognized configuration parameter"
 )
 # Acknowledged data must survive a crash of PostgreSQL, whatever the database's default. Stricter values stay.
 _REQUIRE_DURABILITY = (

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import queries, schema
-from trainmedic_server.adapters.sql_store.columns import Text
+from trainmedic_server.adapters.sql_store.columns import Text, encode_json
 from trainmedic_server.adapters.sql_store.lookup import KEYS, WANTED, Lookup
 from trainmedic_server.adapters.sql_store.schema import alerts, run_alerts, runs, steps, touched_nodes
 from trainmedic_server.domain.modes import Mode
@@ -217,14 +217,18 @@ PLAYBOOK_TEXT = sa.select(schema.playbook_versions.c.text).where(
 )
 
 
+# A member of this name: in a text, its quotes would have a backslash before them.
+_NAME_IN_JSON = r'[{,]"alertname":"((?:[^"\\]|\\.)*)"'
+
+
 def firing(names: Collection[str] | None, dialect: sa.Dialect) -> sa.Select[Any]:
     """Select unresolved alerts. Names are compared with labels: ``alert_name`` is that of the first report."""
     if names is None:
         return _FIRING
     labels = sa.type_coerce(alerts.c.labels, Text)
-    is_sqlite = dialect.name == "sqlite"
-    name = (
-        sa.func.json_extract(labels, "$.alertname") if is_sqlite else sa.cast(labels, sa.JSON)["alertname"].as_string()
-    )
     # One list: a condition for each name costs seconds for a few hundred, and SQLite takes no more than a thousand.
-    return _FIRING.where(name.in_(sorted(names)))
+    if dialect.name == "sqlite":
+        return _FIRING.where(sa.func.json_extract(labels, "$.alertname").in_(sorted(names)))
+    # As JSON text: PostgreSQL reads no JSON with a NUL, which an alert map may have set in any label.
+    stated = [encode_json(name)[1:-1] for name in sorted(names)]
+    return _FIRING.where(sa.func.substring(labels, _NAME_IN_JSON).in_(stated))
