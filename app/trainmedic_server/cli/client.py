@@ -95,7 +95,7 @@ class Client:
                 return response.json()
             except ValueError as error:
                 raise exits.Unreachable(
-                    f"{response.url} did not answer with JSON; check that it is a Trainmedic server"
+                    f"{_shown_url(response)} did not answer with JSON; check that it is a Trainmedic server"
                 ) from error
 
     @contextmanager
@@ -165,8 +165,12 @@ def _failure(response: httpx.Response) -> click.ClickException:
     return exits.Unreachable(text) if response.is_server_error else exits.Failure(text)
 
 
+def _shown_url(response: httpx.Response) -> str:
+    return str(response.url.copy_with(userinfo=b""))
+
+
 def _detail(response: httpx.Response) -> str:
-    fallback = f"{response.request.url} answered {response.status_code} {response.reason_phrase}".rstrip()
+    fallback = f"{_shown_url(response)} answered {response.status_code} {response.reason_phrase}".rstrip()
     try:
         problem = json.loads(response.text)
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import click
 import httpx
 import pytest
 
@@ -32,4 +33,16 @@ def test_an_answer_that_cannot_be_unpacked_is_a_failure_of_the_server(monkeypatc
     monkeypatch.setattr(client._http, "_transport", answer)
     with pytest.raises(exits.Unreachable, match="cannot be unpacked"):
         client.get("now")
+    client.close()
+
+
+@pytest.mark.parametrize("status", [200, 401, 500])
+def test_an_error_shows_the_asked_url_without_its_password(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a proxy's page, which is no JSON."""
+    client = Client("http://ann:geheim@127.0.0.1:1/at", None)
+    answer = httpx.MockTransport(lambda _: httpx.Response(status, text="<html>"))
+    monkeypatch.setattr(client._http, "_transport", answer)
+    with pytest.raises(click.ClickException) as refused:
+        client.get("jobs/a@b", {"limit": 1})
+    assert refused.value.message.startswith("http://127.0.0.1:1/at/jobs/a@b?limit=1 ")
     client.close()
