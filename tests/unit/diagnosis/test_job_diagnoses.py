@@ -423,9 +423,10 @@ async def test_an_alert_that_is_not_taken_is_told_later() -> None:
 
 
 async def test_a_node_that_is_gone_with_its_ranks_is_the_culprit() -> None:
-    """Its agent fell silent before the others timed out."""
+    """Its agent fell silent before the others timed out. What the job states and cannot be a rank is none."""
     world = World()
     placed = [{"rank": rank, "node": f"node-{1 + rank // 4}"} for rank in range(8)]
+    placed += [{"rank": rank, "node": "node-2"} for rank in (-1, 10**6, 2**70)]
     world.present_jobs = [Presence("llm-1", START, {"placement": placed})]
     await world.look()
     world.nodes = ["node-1"]
