@@ -340,6 +340,12 @@ def test_what_a_playbook_leaves_out_means_the_same_to_a_job(action: type[Action]
     assert parameters.parse(action.name, sent) == parameters.ACTIONS[action.name](**required)
 
 
+def test_a_factor_beyond_any_float_is_a_mistake_as_others() -> None:
+    """An int of 400 digits, as in a playbook, or computed by one."""
+    with pytest.raises(ValidationError, match="must be between 0.001 and 10, not a far larger number"):
+        jobs.ScaleLrParams(factor=10**400)
+
+
 async def test_the_outcome_being_durable_settles_the_replies(bus: ScriptedBus) -> None:
     """From then on they need not be delivered again."""
     jobs.JobCheckpoint(Services(clock=bus.clock, bus=bus, http=NoHttp())).outcome_saved("c1")
