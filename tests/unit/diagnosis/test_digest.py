@@ -87,6 +87,7 @@ def test_digests_of_another_attempt_and_what_is_none_are_left_out() -> None:
         "7",
         json.dumps({**good, "rank": True}),
         json.dumps({**good, "rank": -1}),
+        json.dumps({**good, "rank": 10**6}),
         json.dumps({**good, "entries": [[9, 1, 0, 0, 0, 0]]}),
         json.dumps({**good, "entries": [[0, 1, 0, 0]]}),
         json.dumps({**good, "groups": [["0", "default_pg", "5-2"]]}),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainmedic_logs.diagnosis.flight_recorder.dump import MOST_MEMBERS, Dump, Entry, ProcessGroup
-from trainmedic_logs.domain.finding_codec import read_ranks, write_ranks
+from trainmedic_logs.domain.finding_codec import RANK_LIMIT, read_ranks, write_ranks
 from trainmedic_logs.errors import DumpError
 from trainmedic_logs.lines.masks import masked
 
@@ -65,7 +65,7 @@ def read(
             if attempt is not None and fields["attempt"] not in (attempt, None):
                 continue
             if "refused" in fields:
-                refused[_bounded_int(fields["rank"])] = str(fields["refused"])[:300]
+                refused[_rank(fields)] = str(fields["refused"])[:300]
             else:
                 dumps.append(_dump(fields, shared))
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
@@ -128,10 +128,14 @@ def _dump(fields: dict[str, Any], shared: SharedGroups) -> Dump:
     )
     called = fields["called"]
     numbers = None if called is None else frozenset(_bounded_int(number, least=-1) for number in called)  # -1: none yet
-    return Dump(_bounded_int(fields["rank"]), tuple(groups[: _bounded_int(fields["configured"])]), entries, numbers)
+    return Dump(_rank(fields), tuple(groups[: _bounded_int(fields["configured"])]), entries, numbers)
 
 
-def _bounded_int(value: Any, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+def _rank(fields: dict[str, Any]) -> int:
+    return _bounded_int(fields["rank"], most=RANK_LIMIT - 1)
+
+
+def _bounded_int(value: Any, least: int = 0, most: int = _LARGEST) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError("no such number")
     return value
