@@ -330,7 +330,7 @@ async def test_silence_while_redis_is_away_says_so(bus: ScriptedBus) -> None:
 
 @pytest.mark.parametrize("action", jobs.ACTIONS[:-1], ids=lambda action: action.name)
 def test_what_a_playbook_leaves_out_means_the_same_to_a_job(action: type[Action]) -> None:
-    """The server's parameters and those of the SDK are written twice; their names, defaults and wire forms agree."""
+    """Names, defaults and wire forms are written twice, and agree."""
     required = {
         name: {"factor": 0.5}[name] for name, field in action.Params.model_fields.items() if field.is_required()
     }
@@ -341,8 +341,8 @@ def test_what_a_playbook_leaves_out_means_the_same_to_a_job(action: type[Action]
 
 
 def test_a_factor_beyond_any_float_is_a_mistake_as_others() -> None:
-    """An int of 400 digits, as in a playbook, or computed by one."""
-    with pytest.raises(ValidationError, match="must be between 0.001 and 10, not a far larger number"):
+    """As an int of 400 digits is."""
+    with pytest.raises(ValidationError, match="not a far larger number"):
         jobs.ScaleLrParams(factor=10**400)
 
 

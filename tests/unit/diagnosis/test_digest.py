@@ -54,12 +54,13 @@ def test_all_ranks_of_a_large_job_are_read_and_no_more_than_of_a_dump() -> None:
 
 
 def test_dumps_of_one_job_share_their_groups() -> None:
-    """Thousands of a large job would take gigabytes. Together, groups have a limit too."""
+    """Thousands would take gigabytes."""
     shared = digest.SharedGroups()
     group = ProcessGroup("0", "default_pg", tuple(range(1000)))
     (first, second), _ = digest.read([digest.write(dump_of(rank, 1, group=group), 2) for rank in (0, 1)], 2, shared)
     assert first.groups[0] is second.groups[0]
     fields = json.loads(digest.write(dump_of(0, 1), 2))
+    # Together, groups have a limit too.
     lines = [json.dumps(fields | {"groups": [["0", "", f"{number}-999999"]]}) for number in range(6)]
     assert len([dump for line in lines for dump in digest.read([line], 2, shared)[0]]) == 3
 

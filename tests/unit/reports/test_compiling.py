@@ -205,7 +205,7 @@ async def test_a_node_that_needs_help_again_within_a_day_came_back() -> None:
 @pytest.mark.parametrize("second", [Status.SUCCEEDED, Status.FAILED])
 @pytest.mark.parametrize(("third", "came_back"), [(4, 0), (30, 1)])
 async def test_a_run_beside_another_on_the_node_is_no_return(third: int, came_back: int, second: Status) -> None:
-    """Two of its GPUs were hot at once, and each had its run. A run after both is one return."""
+    """Two of its GPUs were hot at once, and each had its run."""
     began = [START + timedelta(minutes=minutes) for minutes in (third, 1, 0)]
     statuses = (Status.SUCCEEDED, second, Status.SUCCEEDED)
     runs = [

@@ -43,7 +43,7 @@ class SharedGroups:
         self._left = 4 * MOST_MEMBERS
 
     def of(self, name: str, description: str, ranks: str, most: int) -> ProcessGroup:
-        """Raises EnvelopeError."""
+        # Raises EnvelopeError.
         key = (name, description, ranks)
         if key not in self._groups:
             group = ProcessGroup(name, description, tuple(sorted(read_ranks(ranks, min(most, self._left)))))
