@@ -38,7 +38,7 @@ def test_an_answer_that_cannot_be_unpacked_is_a_failure_of_the_server(monkeypatc
 
 @pytest.mark.parametrize("status", [200, 401, 500])
 def test_an_error_shows_the_asked_url_without_its_password(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a proxy's page."""
+    """As of a proxy."""
     client = Client("http://ann:geheim@127.0.0.1:1/at", None)
     answer = httpx.MockTransport(lambda _: httpx.Response(status, text="<html>"))
     monkeypatch.setattr(client._http, "_transport", answer)

@@ -32,7 +32,7 @@ def test_a_date_that_means_never_is_no_time_of_its_line(line: str) -> None:
 
 
 def test_a_missing_year_is_found_in_a_file_without_modification_time() -> None:
-    """As of reproducible archives."""
+    """As of archives."""
     written = datetime(1970, 1, 1, tzinfo=UTC)
     lines = [b"Nov 30 10:00:00 gpu-01 kernel: a", b"Nov 30 10:00:05 gpu-01 kernel: b"]
     first, second = (clock_guess.of_line(line, written) for line in lines)
