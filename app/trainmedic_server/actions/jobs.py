@@ -18,6 +18,7 @@ from trainmedic_server.actions.commands import CommandAction, stop_waiting
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 
 _UNSTATED_PAUSE = timedelta(minutes=3)  # lease of a pause whose job states none
+_LARGEST_SHOWN = 1e300  # an int of 309 digits has no float
 _CHECKPOINT_TIME = timedelta(minutes=10)  # reading or writing the checkpoint of a large model
 
 
@@ -87,7 +88,8 @@ class FactorParams(ActionParams):
     @classmethod
     def _is_within_bounds(cls, factor: int | float, info: ValidationInfo) -> int | float:
         if info.context is not ON_RECORD and not cls.least <= factor <= cls.most:
-            raise ValueError(f"must be between {cls.least:g} and {cls.most:g}, not {factor:g}")
+            given = f"{factor:g}" if factor < _LARGEST_SHOWN else "a far larger number"
+            raise ValueError(f"must be between {cls.least:g} and {cls.most:g}, not {given}")
         return factor
 
 

@@ -22,6 +22,7 @@ from trainmedic_logs.diagnosis.facts import Facts, RankFacts, Sign
 from trainmedic_logs.diagnosis.judge import diagnose
 from trainmedic_logs.diagnosis.reported_end import ReportedEnd
 from trainmedic_logs.diagnosis.verdict import Confidence, Verdict
+from trainmedic_logs.domain.finding import RANK_LIMIT
 from trainmedic_logs.domain.known_finding import FindingEnd, KnownExcerpt, KnownFinding
 from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server import telemetry
@@ -529,7 +530,9 @@ def _size_of(details: Mapping[str, Any]) -> int | None:
 def _ranks_of(details_by_job: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, RankFacts]]:
     return {
         name: {
-            rank.rank: RankFacts(rank.node, rank.gpu) for rank in ranks_in(name, details) if isinstance(rank.rank, int)
+            rank.rank: RankFacts(rank.node, rank.gpu)
+            for rank in ranks_in(name, details)
+            if type(rank.rank) is int and 0 <= rank.rank < RANK_LIMIT
         }
         for name, details in details_by_job.items()
     }

@@ -55,9 +55,10 @@ def with_dumps(
     after = max((verdict.began_at + updated_for for verdict in earlier), default=None)
     dumps: list[Dump] = []
     refused: dict[str, str] = {}
+    groups = digest.SharedGroups()
     for each in excerpts:
         if after is None or each.first_at > after:
-            read, not_read = digest.read(each.excerpt.lines, facts.attempt)
+            read, not_read = digest.read(each.excerpt.lines, facts.attempt, groups)
             dumps += read
             refused |= {f"the dump of rank {rank} on {each.key.node}": why for rank, why in not_read.items()}
     reading = missing_ranks.read_together(dumps) if dumps else None

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.event_codec import content_of, name_of, names
@@ -14,8 +15,8 @@ from trainmedic_server.reports.points import Stretch
 FAILED, GONE, ENDED, RESTARTED = map(name_of, (kinds.JobFailed, kinds.JobGone, kinds.JobEnded, kinds.JobRestarted))
 JOB_EVENTS = names(kinds.LifeEvent)
 DIAGNOSED = "diagnosed"
-_VERDICT_BEFORE, _VERDICT_AFTER = 1800.0, 120.0
-"""Seconds between a verdict and its failure: a fault may show long before it ends the job."""
+_VERDICT_BEFORE, _VERDICT_AFTER = timedelta(minutes=30), timedelta(minutes=2)
+"""Time between a verdict and its failure: a fault may show long before it ends the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,12 @@ def moments(events: Sequence[Event]) -> JobMoments:
 def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> list[FailureRecord]:
     """Return failures with their verdicts, oldest first. A verdict without a reported failure counts as one."""
     failures = _failures(events)
+    times = [failure.at for failure in failures]
     verdict_of: dict[int, VerdictRecord] = {}
     unmatched = []
     for verdict in verdicts:
-        near = [number for number, failure in enumerate(failures) if _may_belong_to(verdict, failure)]
+        first, last = bisect_left(times, verdict.at - _VERDICT_AFTER), bisect_right(times, verdict.at + _VERDICT_BEFORE)
+        near = range(first, last)
         best = min(near, key=lambda number: abs(failures[number].at - verdict.at), default=None)
         if best is None:
             unmatched.append(FailureRecord(verdict.at, DIAGNOSED, verdict.summary, None, verdict))
@@ -74,7 +77,3 @@ def _failures(events: Sequence[Event]) -> list[FailureRecord]:
             reason = content.reason if isinstance(content, kinds.LifeEvent) else ""
             failures.append(FailureRecord(event.at, event.kind, reason, down, None))
     return failures[::-1]
-
-
-def _may_belong_to(verdict: VerdictRecord, failure: FailureRecord) -> bool:
-    return -_VERDICT_BEFORE <= (verdict.at - failure.at).total_seconds() <= _VERDICT_AFTER

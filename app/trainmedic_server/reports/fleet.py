@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -88,8 +88,9 @@ class _Node:
     alert_times: list[datetime] = field(default_factory=list)
     alert_names: set[str] = field(default_factory=set)
     touched: int = 0
-    came_back: int = 0
-    next_run_at: datetime | None = None  # Runs are added newest first.
+    # Begins of runs, newest first: of those beside a run, and the one after it.
+    run_times: deque[datetime] = field(default_factory=lambda: deque(maxlen=50))
+    returned_at: set[datetime] = field(default_factory=set)  # Those within a day after a success.
 
 
 class RunTally:
@@ -119,10 +120,12 @@ class RunTally:
         repaired_at = run.ended_at if run.status is Status.SUCCEEDED else None
         for name in names:
             of_node = self._nodes[name]
-            if repaired_at is not None and of_node.next_run_at is not None:
-                # A run that began before this one's end, as on another GPU of the node, followed nothing.
-                of_node.came_back += timedelta(0) <= of_node.next_run_at - repaired_at < CAME_BACK_WITHIN
-            of_node.next_run_at = run.created_at
+            if repaired_at is not None:
+                # Runs that began before this one's end, as on another GPU of the node, did not follow it.
+                following = next((at for at in reversed(of_node.run_times) if at >= repaired_at), None)
+                if following is not None and following - repaired_at < CAME_BACK_WITHIN:
+                    of_node.returned_at.add(following)
+            of_node.run_times.append(run.created_at)
 
     def nodes(self, verdicts: Sequence[VerdictRecord], time: timedelta) -> list[NodeTotal]:
         """Return at most `MOST_NODES` with two or more alerts and verdicts together, most verdicts first."""
@@ -149,7 +152,7 @@ def _node_total(name: str, node: _Node, verdicts: Sequence[VerdictRecord], time:
         jobs=tuple(sorted(set(jobs))),
         touched=node.touched,
         mtbi_seconds=time.total_seconds() / interruptions if interruptions > 1 else None,
-        came_back=node.came_back,
+        came_back=len(node.returned_at),
     )
 
 

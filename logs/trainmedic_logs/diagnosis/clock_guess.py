@@ -14,7 +14,8 @@ ERROR = 30.0
 UNKNOWN = 1e9
 """Clock error of an unknown time."""
 # Earlier times mean "none", such as Go's 0001-01-01, and later ones "never", such as 9999-12-31 as a licence's end.
-_FIRST, NEVER = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+# In a file of modification time 0, as some archives have, a missing year may be 1969.
+_FIRST, _NEVER = datetime(1969, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 _FULL = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _GLOG = re.compile(r"\b[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,6})")
@@ -38,9 +39,13 @@ def of_line(raw: bytes, written: datetime) -> datetime | None:
             stated = datetime(*numbers, tzinfo=UTC)
         except ValueError:
             continue
-        if _FIRST <= stated < NEVER:
+        if is_time(stated):
             return stated
     return None
+
+
+def is_time(at: datetime) -> bool:
+    return _FIRST <= at < _NEVER
 
 
 def _possible_times(head: str, written: datetime) -> Iterator[tuple[int, int, int, int, int, int, int]]:

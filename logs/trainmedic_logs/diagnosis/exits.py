@@ -298,12 +298,18 @@ def error_file(raw: bytes, **known: Any) -> Exit | None:
             return Exit("error file", code=1, said=message[:500], line=message[:500], **known)
         more = message.get("extraInfo") or {}
         said = str(message.get("message", ""))[:500]
-        at = datetime.fromtimestamp(int(more["timestamp"]), UTC) if "timestamp" in more else None
-        if at is not None and at >= clock_guess.NEVER:
-            at = None
+        at = _time_of(int(more["timestamp"])) if "timestamp" in more else None
         return Exit("error file", code=1, said=said, line=said, at=at, **known)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
+
+
+def _time_of(seconds: int) -> datetime | None:
+    try:
+        at = datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return at if clock_guess.is_time(at) else None
 
 
 def call_stack(raw: bytes) -> str:

@@ -330,7 +330,7 @@ async def test_silence_while_redis_is_away_says_so(bus: ScriptedBus) -> None:
 
 @pytest.mark.parametrize("action", jobs.ACTIONS[:-1], ids=lambda action: action.name)
 def test_what_a_playbook_leaves_out_means_the_same_to_a_job(action: type[Action]) -> None:
-    """The server's parameters and those of the SDK are written twice; their names, defaults and wire forms agree."""
+    """Names, defaults and wire forms are written twice, and agree."""
     required = {
         name: {"factor": 0.5}[name] for name, field in action.Params.model_fields.items() if field.is_required()
     }
@@ -338,6 +338,12 @@ def test_what_a_playbook_leaves_out_means_the_same_to_a_job(action: type[Action]
         required = {"at_most": 2}
     sent = action.Params(**required).model_dump(mode="json", by_alias=True, exclude_none=True)
     assert parameters.parse(action.name, sent) == parameters.ACTIONS[action.name](**required)
+
+
+def test_a_factor_beyond_any_float_is_a_mistake_as_others() -> None:
+    """As an int of 400 digits is."""
+    with pytest.raises(ValidationError, match="not a far larger number"):
+        jobs.ScaleLrParams(factor=10**400)
 
 
 async def test_the_outcome_being_durable_settles_the_replies(bus: ScriptedBus) -> None:

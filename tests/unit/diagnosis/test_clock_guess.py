@@ -29,3 +29,13 @@ def test_a_missing_year_is_the_latest_up_to_a_day_after_the_last_write(line: str
 def test_a_date_that_means_never_is_no_time_of_its_line(line: str) -> None:
     """Every line after it would be as late, or as early."""
     assert clock_guess.of_line(line.encode(), datetime(2026, 7, 5, tzinfo=UTC)) is None
+
+
+def test_a_missing_year_is_found_in_a_file_without_modification_time() -> None:
+    """As of archives."""
+    written = datetime(1970, 1, 1, tzinfo=UTC)
+    lines = [b"Nov 30 10:00:00 gpu-01 kernel: a", b"Nov 30 10:00:05 gpu-01 kernel: b"]
+    first, second = (clock_guess.of_line(line, written) for line in lines)
+    assert first is not None
+    assert second is not None
+    assert (second - first).total_seconds() == 5

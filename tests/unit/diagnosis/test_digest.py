@@ -53,6 +53,18 @@ def test_all_ranks_of_a_large_job_are_read_and_no_more_than_of_a_dump() -> None:
     assert digest.read([json.dumps(fields)], 2) == ([], {})
 
 
+def test_dumps_of_one_job_share_their_groups() -> None:
+    """Thousands would take gigabytes."""
+    shared = digest.SharedGroups()
+    group = ProcessGroup("0", "default_pg", tuple(range(1000)))
+    (first, second), _ = digest.read([digest.write(dump_of(rank, 1, group=group), 2) for rank in (0, 1)], 2, shared)
+    assert first.groups[0] is second.groups[0]
+    fields = json.loads(digest.write(dump_of(0, 1), 2))
+    # Together, groups have a limit too.
+    lines = [json.dumps(fields | {"groups": [["0", "", f"{number}-999999"]]}) for number in range(6)]
+    assert len([dump for line in lines for dump in digest.read([line], 2, shared)[0]]) == 3
+
+
 def test_what_a_dump_cannot_mean_does_not_cost_its_digest() -> None:
     """A server skips a line with a negative number, or a rank beyond any job."""
     called = {"process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce", "state": "started"}
@@ -76,6 +88,7 @@ def test_digests_of_another_attempt_and_what_is_none_are_left_out() -> None:
         "7",
         json.dumps({**good, "rank": True}),
         json.dumps({**good, "rank": -1}),
+        json.dumps({**good, "rank": 10**6}),
         json.dumps({**good, "entries": [[9, 1, 0, 0, 0, 0]]}),
         json.dumps({**good, "entries": [[0, 1, 0, 0]]}),
         json.dumps({**good, "groups": [["0", "default_pg", "5-2"]]}),

@@ -256,9 +256,10 @@ def test_a_container_that_a_signal_ended_is_read_from_kubectl(line: str, ended_b
     assert [ended.signal for ended in exits.launcher_line(line)] == ended_by
 
 
-def test_an_error_file_may_state_any_time() -> None:
+@pytest.mark.parametrize("stated", ["253402300799", "-62135596800", "9" * 12, "9" * 30])
+def test_an_error_file_may_state_any_time(stated: str) -> None:
     """One that no clock shows is unknown; the exception counts."""
-    written = {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "253402300799"}}}
+    written = {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": stated}}}
     ended = exits.error_file(json.dumps(written).encode())
     assert ended is not None
     assert (ended.said, ended.at) == ("ValueError: x", None)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainmedic_logs.diagnosis.flight_recorder.dump import MOST_MEMBERS, Dump, Entry, ProcessGroup
-from trainmedic_logs.domain.finding_codec import read_ranks, write_ranks
+from trainmedic_logs.domain.finding_codec import RANK_LIMIT, read_ranks, write_ranks
 from trainmedic_logs.errors import DumpError
 from trainmedic_logs.lines.masks import masked
 
@@ -36,19 +36,38 @@ def write_refused(rank: int, attempt: int | None, why: str) -> str:
     return _line(rank=rank, attempt=attempt, refused=masked(why)[:300])
 
 
-def read(lines: Iterable[str], attempt: int | None) -> tuple[list[Dump], dict[int, str]]:
+class SharedGroups:
+    # The dumps of a job have most groups in common, and one of 100,000 ranks takes 4 MB.
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, str, str], ProcessGroup] = {}
+        self._left = 4 * MOST_MEMBERS
+
+    def of(self, name: str, description: str, ranks: str, most: int) -> ProcessGroup:
+        # Raises EnvelopeError.
+        key = (name, description, ranks)
+        if key not in self._groups:
+            group = ProcessGroup(name, description, tuple(sorted(read_ranks(ranks, min(most, self._left)))))
+            self._left -= len(group.ranks)
+            self._groups[key] = group
+        return self._groups[key]
+
+
+def read(
+    lines: Iterable[str], attempt: int | None, shared: SharedGroups | None = None
+) -> tuple[list[Dump], dict[int, str]]:
     """Return dumps, and by rank why one was refused. Skips invalid lines and other attempts (None: any counts)."""
     dumps: list[Dump] = []
     refused: dict[int, str] = {}
+    shared = shared or SharedGroups()
     for line in lines:
         try:
             fields = json.loads(line) if len(line) <= LONGEST else {}
             if attempt is not None and fields["attempt"] not in (attempt, None):
                 continue
             if "refused" in fields:
-                refused[_bounded_int(fields["rank"])] = str(fields["refused"])[:300]
+                refused[_rank(fields)] = str(fields["refused"])[:300]
             else:
-                dumps.append(_dump(fields))
+                dumps.append(_dump(fields, shared))
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             continue
     return dumps, refused
@@ -86,13 +105,14 @@ def _line(**members: Any) -> str:
     return json.dumps(members, separators=(",", ":"))
 
 
-def _dump(fields: dict[str, Any]) -> Dump:
+def _dump(fields: dict[str, Any], shared: SharedGroups) -> Dump:
     groups: list[ProcessGroup] = []
     left = MOST_MEMBERS
-    for name, description, written in fields["groups"]:
-        ranks = tuple(sorted(read_ranks(written, left)))
-        left -= len(ranks)
-        groups.append(ProcessGroup(str(name)[:200], str(description)[:200], ranks))
+    for name, description, ranks in fields["groups"]:
+        groups.append(shared.of(str(name)[:200], str(description)[:200], ranks, left))
+        left -= len(groups[-1].ranks)
+        if left < 0:
+            raise ValueError("too many members")
     operations = [str(operation)[:200] for operation in fields["operations"]]
     entries = tuple(
         Entry(
@@ -108,10 +128,14 @@ def _dump(fields: dict[str, Any]) -> Dump:
     )
     called = fields["called"]
     numbers = None if called is None else frozenset(_bounded_int(number, least=-1) for number in called)  # -1: none yet
-    return Dump(_bounded_int(fields["rank"]), tuple(groups[: _bounded_int(fields["configured"])]), entries, numbers)
+    return Dump(_rank(fields), tuple(groups[: _bounded_int(fields["configured"])]), entries, numbers)
 
 
-def _bounded_int(value: Any, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+def _rank(fields: dict[str, Any]) -> int:
+    return _bounded_int(fields["rank"], most=RANK_LIMIT - 1)
+
+
+def _bounded_int(value: Any, least: int = 0, most: int = _LARGEST) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError("no such number")
     return value

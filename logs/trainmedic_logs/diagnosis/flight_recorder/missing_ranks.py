@@ -58,12 +58,16 @@ def read_together(dumps: Sequence[Dump]) -> Reading:
     """Combine dumps; of one rank, that with most entries counts."""
     by_rank = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: len(dump.entries))}
     entries: dict[ProcessGroup, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+    # By the group's identity, because the hash of a large group takes a millisecond, and dumps may share it.
+    by_id: dict[int, dict[int, list[Entry]]] = {}
     for dump in by_rank.values():
         for entry in dump.entries:
-            entries[_with_members(entry.group, by_rank)][dump.rank].append(entry)
+            if id(entry.group) not in by_id:
+                by_id[id(entry.group)] = entries[_with_members(entry.group, by_rank)]
+            by_id[id(entry.group)][dump.rank].append(entry)
     waits = [wait for group, of_ranks in entries.items() if (wait := _waiting(group, of_ranks, by_rank))]
     waits.sort(key=lambda wait: (wait.since is None, wait.since, wait.group.name))
-    members = {rank for dump in dumps for group in dump.groups for rank in group.ranks}
+    members = set[int]().union(*{id(group): group.ranks for dump in dumps for group in dump.groups}.values())
     return Reading(tuple(waits), tuple(sorted(members - set(by_rank))))
 
 
