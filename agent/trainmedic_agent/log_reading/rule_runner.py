@@ -78,7 +78,7 @@ class RuleRunner:
         self._held: dict[str, Excerpt] = {}  # excerpts of findings reported only once they have lasted, by ID
         self._has_new_stream = False
         self._committed_at = self._ticked_at = monotonic()
-        self.is_first = store.is_new  # for this process, as in `Positions`
+        self.is_first = store.is_new  # as when this process began; a commit changes only `store.is_new`
         self.has_findings = threading.Event()  # set when findings were stored
 
     @property
@@ -152,9 +152,9 @@ class RuleRunner:
         due = [each for each in source.stream.excerpts if each.due <= now]
         if not due:
             return
-        source.stream.excerpts = [each for each in source.stream.excerpts if each.due > now]
+        place = source.place_json()  # raises, so before they are taken from the stream
         found = [(each, source.excerpt(each.place)) for each in due]
-        place = source.place_json()
+        source.stream.excerpts = [each for each in source.stream.excerpts if each.due > now]
         with self._lock:
             for pending, excerpt in found:
                 if excerpt is not None and not pending.update:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -21,6 +23,7 @@ from trainmedic_agent.log_reading.finding_queue import FindingQueue
 from trainmedic_agent.log_reading.finding_sender import FindingSender
 from trainmedic_agent.log_reading.log_counters import LogCounters
 from trainmedic_agent.log_reading.log_store import LogStore, NodeBoot, OutgoingFinding
+from trainmedic_agent.log_reading.rule_runner import RuleRunner
 from trainmedic_logs.domain import finding_codec
 from trainmedic_logs.domain.finding import Excerpt
 from trainmedic_logs.lines.tracker import TrackerChanges
@@ -235,3 +238,16 @@ def test_what_an_earlier_release_followed_is_taken_over(store: Store) -> None:
     assert store.store.tracker() == {1: {"of": "the earlier one"}}
     store.begin_again()
     assert store.store.tracker() == {1: {"of": "the earlier one"}}
+
+
+def test_an_excerpt_stays_due_while_its_file_cannot_be_read() -> None:
+    """The file is closed then, with what its stream still has to send."""
+
+    def unreadable() -> dict[str, Any]:
+        raise OSError("stale file handle")
+
+    due = SimpleNamespace(due=1.0, place=0)
+    source = SimpleNamespace(stream=SimpleNamespace(excerpts=[due]), place_json=unreadable, excerpt=lambda place: None)
+    with pytest.raises(OSError, match="stale"):
+        RuleRunner.add_excerpts(cast(Any, SimpleNamespace(_monotonic=lambda: 2.0)), cast(Any, source))
+    assert source.stream.excerpts == [due]
