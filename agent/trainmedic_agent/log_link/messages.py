@@ -16,7 +16,6 @@ from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_agent.log_reading.log_store import NodeBoot
 from trainmedic_agent.log_shipping.store_access import StoreAccess
 
-VERSION = 1
 LARGEST_OF_READER = LARGEST_UPDATE + 64 * 1024  # bytes; the largest finding fits
 LARGEST_OF_AGENT = LARGEST_RULES + 64 * 1024  # bytes; the largest rules fit
 MOST_UPDATES = 50  # of a batch
@@ -32,7 +31,6 @@ _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 class Welcome(Struct, frozen=True, tag="welcome"):
     policy: LogsPolicy
     boot: NodeBoot
-    version: int = VERSION
 
 
 class RulesNow(Struct, frozen=True, tag="rules"):

@@ -24,7 +24,7 @@ def resolve_job(
     """Return the job of a reference. Other texts are names of jobs."""
     form, colon, name = reference.partition(":")
     name = name.strip()
-    if form == "slurm" and "_" in name:  # an array task's ID, which Slurm and the SDK report; find its job's
+    if form == "slurm" and "_" in name:  # an array task's ID; Slurm and the SDK report its job's
         reference = topology.slurm.job_of(name)
     if not colon or form not in ("node", "gpu", "pod"):
         return job_place.contradiction(reference, AlertLabels(labels), topology, identity) or reference

@@ -139,7 +139,7 @@ def _gpu(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> T
         return gpu
     node = NodeEvidence(labels, topology, identity).node()
     if isinstance(gpu, Unresolved) and isinstance(node, str):  # an index and an address may name the same card
-        gpu = _named_gpu(labels, identity, same=lambda name: topology.agents.card_key(name, node))
+        gpu = _named_gpu(labels, identity, same=lambda name: topology.agents.uuid_key(name, node))
     if isinstance(gpu, Unresolved):
         return gpu
     if isinstance(node, Unresolved):

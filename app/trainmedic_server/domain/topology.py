@@ -117,7 +117,7 @@ class AgentTopology(Struct, frozen=True, dict=True):
     def names(self) -> NodeNames:
         return NodeNames(frozenset(self.gpus_by_node))
 
-    def card_key(self, name: str, node: str) -> str:
+    def uuid_key(self, name: str, node: str) -> str:
         """Return the key of the UUID of GPU `name` (also an index or PCI address) on `node`, else of `name`."""
         key = gpu_names.key(name, node)
         gpu = self.gpus_by_key.get(key)
@@ -474,7 +474,7 @@ class Topology(Struct, frozen=True, dict=True):
         return frozenset(chain.from_iterable(names.get(slurm_id, _NO_JOBS) for slurm_id in self.slurm.ids_of(job)))
 
     def other_names_of_job(self, job: str) -> Jobs:
-        """Return the SDK's names of a Slurm job that are connected, or Slurm's of a job with the SDK."""
+        """Return the names by which a Slurm job is connected; of an SDK job, its name in Slurm."""
         if job.startswith(SLURM):
             return self._names_of_slurm_job(job) - {job}
         slurm_id = self._slurm_id_of(job)

@@ -53,7 +53,7 @@ class DeliveryIntake:
         self._kept_playbooks: set[tuple[str, str]] = set()  # name and version: their texts are stored
         self._matching = asyncio.Lock()
         self._unproven_logged: dict[tuple[str, str], float] = {}  # loop time by playbook and alertname
-        self._kept_from_a_run = {name: metrics.unmatched_alerts.labels(name) for name in matching.KEPT_FROM_A_RUN}
+        self._kept_from_a_run = {name: metrics.unmatched_alerts.labels(name) for name in matching.NO_RUN_BECAUSE}
         self._alerts = {status: metrics.alerts.labels(str(status)) for status in AlertStatus}
         metrics.queue_depth.set_function(lambda: len(self._queue))
         self._queue: Batcher[Delivery, Admission] = Batcher(
@@ -161,7 +161,7 @@ class DeliveryIntake:
         ]
         for status, number in Counter([status for status, _ in reports]).items():
             self._alerts[status].inc(number)
-        kept = Counter([matched.kept_from_a_run_by for status, matched in reports if status is AlertStatus.FIRING])
+        kept = Counter([matched.no_run_because for status, matched in reports if status is AlertStatus.FIRING])
         for kept_by, number in kept.items():
             if kept_by is not None:
                 self._kept_from_a_run[kept_by].inc(number)

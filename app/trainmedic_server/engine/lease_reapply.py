@@ -3,6 +3,8 @@
 ``cooldown`` counts from the last application, ``max_runs`` limits repeats of a command.
 """
 
+# After a downtime over the maximum age of alerts, `workers` has cancelled the open runs: their effects stay ended.
+
 from __future__ import annotations
 
 from collections.abc import Iterator

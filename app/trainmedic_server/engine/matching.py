@@ -52,7 +52,7 @@ def also_of(
 ) -> tuple[Target, ...] | Unresolved:
     """Return the jobs on the target's node if the playbook names them, or the other names of a target job.
 
-    `before`: the run's targets so far, which missing knowledge does not end.
+    `before`: a job's names so far, kept unless refuted.
     """
     if not isinstance(target, Target) or target.kind is TargetKind.GROUP:
         return ()
@@ -63,8 +63,8 @@ def also_of(
 
 MOST_MISSES = 10  # Stored reasons of playbooks that did not match; others are counted. Explanations contain all.
 
-# Values of `MatchedAlert.kept_from_a_run_by`, the metric's label ``kept_by``.
-KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target", "not_accepted")
+# Values of `MatchedAlert.no_run_because`, the metric's label ``kept_by``.
+NO_RUN_BECAUSE = ("alertname", "conditions", "failure", "target", "not_accepted")
 
 
 class MatchedAlert(Struct, frozen=True):
@@ -73,8 +73,8 @@ class MatchedAlert(Struct, frozen=True):
     refused: str = ""  # why the alert map refuses the alert; empty if it does not
 
     @property
-    def kept_from_a_run_by(self) -> str | None:
-        """Why no playbook could decide on a run (`KEPT_FROM_A_RUN`). None if one has a target."""
+    def no_run_because(self) -> str | None:
+        """Why no playbook could decide on a run (`NO_RUN_BECAUSE`). None if one has a target."""
         if self.refused:
             return "not_accepted"
         if self.candidates:

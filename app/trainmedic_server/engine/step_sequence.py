@@ -45,9 +45,8 @@ def initial_steps(
 
 
 def why_without_target(run: Run, state: StepState) -> str | None:
-    # Only steps on jobs, which the run's further targets are, may have none.
     if state.target is None or run.also:
-        return None
+        return None  # else it works on the jobs, which are the run's further targets
     return f"no job runs on {run.target.node if run.target else 'an unknown node'}"
 
 
@@ -86,7 +85,9 @@ def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | str | No
     `failed` is the failed step, or why a group failed. Final phases continue after a failed action, but not after a
     rejection or a timed-out wait, on which later steps depend.
     """
-    phases = ("on_failure",) if failed is not None else (APPROVAL, "steps", "on_success", ON_LIMITED)
+    phases = (
+        ("on_failure",) if failed is not None else (APPROVAL, "steps", "on_success", ON_LIMITED)
+    )  # a run with ON_LIMITED has no other
     for state in run.steps:
         if state.phase not in phases:
             continue

@@ -25,7 +25,7 @@ from trainmedic_server.http.origin_check import OriginCheck
 from trainmedic_server.http.problems import HttpProblem, ProblemResponse, from_validation
 from trainmedic_server.ports.outside import Clock
 
-RETRY_SECONDS = 1
+RETRY_SECONDS = 1  # for clients; a standby takes over an ended leader in a second or two
 # Refuses malformed headers only. The leader knows which names are its own.
 _SITES = OriginCheck(is_open=lambda: False)
 _BOOLEAN = TypeAdapter(bool)
@@ -52,7 +52,7 @@ class SwitchableApp:
         self._standby = standby
         self._app: ASGIApp = standby
         self._feed: Any = None
-        self.state = SimpleNamespace(feed=self)
+        self.state = SimpleNamespace(feed=self)  # the listener closes its application's feed before it stops
 
     def switch_to(self, app: Any) -> None:
         """Serve `app` from now on. Requests that hang at the former leader are aborted; clients retry."""

@@ -61,7 +61,7 @@ class Verdict(Struct, frozen=True):
     ranks: tuple[int, ...] = ()
     """Origin, ascending; empty if unknown."""
     node: str | None = None
-    """Node at fault, never by the job's own output."""
+    """Node at fault, if trusted evidence names it."""
     gpu: str | None = None
     evidence: tuple[Evidence, ...] = ()
     against: tuple[Evidence, ...] = ()

@@ -42,7 +42,7 @@ def test_the_index_decides_as_asking_each_does() -> None:
             plain = matching.match(catalog.for_alert("Hot"), heard, Topology())
             indexed = matching.match_shortlist(catalog.shortlist(heard), heard, Topology())
             assert indexed.candidates == plain.candidates, (seed, labels)
-            assert indexed.kept_from_a_run_by == plain.kept_from_a_run_by, (seed, labels)
+            assert indexed.no_run_because == plain.no_run_because, (seed, labels)
             failed, kept = (
                 [each for each in found.misses if each.decision == "match_failed"] for found in (plain, indexed)
             )

@@ -89,7 +89,7 @@ class MemoryStart:
     def begin(self, group: Group, newest_step: Callable[[], int] | None) -> None:
         """Reserve memory and restore what an earlier process left. Raises NotAgreed and OSError.
 
-        ``newest_step`` returns the disk's; only a later one is fetched from other nodes. None restores nothing.
+        ``newest_step`` returns the newest on disk; only later ones are fetched from other nodes. None restores nothing.
         """
         # From a failed start.
         if self._lock is not None:
@@ -117,7 +117,7 @@ class MemoryStart:
         self._remove_unused(group, directory, pool, neighbours)
         self.memory.begin(Course(names["course"]), pool, self._replicas)
         if self._replicas is not None:
-            wards = replicas.wards_of(nodes, group.rank)
+            wards = replicas.wards_of(nodes, group.rank)  # ranks of another node; this rank keeps copies of theirs
             self._replicas.start_copying({rank: addresses[rank] for rank in wards if rank in addresses})
 
     def end(self, in_order: bool) -> None:
@@ -135,7 +135,7 @@ class MemoryStart:
 
     def _names(self, newest_step: Callable[[], int] | None) -> dict[str, Any]:
         newest = newest_step() if newest_step is not None else 0
-        names = {"course": secrets.token_hex(4), "secret": secrets.token_hex(32)}
+        names = {"course": secrets.token_hex(4), "secret": secrets.token_hex(32)}  # new at each start
         return {"training": self._training_name(), "newest": newest, **names}
 
     def _training_name(self) -> str | None:
