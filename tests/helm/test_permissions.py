@@ -187,7 +187,7 @@ def always(cluster: KubernetesCluster) -> Callable[[type[Any]], Awaitable[Kubern
 
 def test_every_action_has_its_proof() -> None:
     """A new action needs one."""
-    assert PROOFS.keys() == ACTIONS.keys()
+    assert PROOFS.keys() == ACTIONS.keys(), "edit PROOFS; WRITE_GOLDEN=1 pytest tests/helm writes the permissions"
 
 
 @pytest.mark.parametrize("name", sorted(PROOFS))
