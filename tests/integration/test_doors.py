@@ -211,7 +211,7 @@ async def test_a_run_is_a_region_from_its_first_act_until_it_has_given_back(stan
     await told(store, listener)
     (annotation,) = stand_in.annotations
     assert (annotation["time"], "timeEnd" in annotation) == (round(at(2).timestamp() * 1000), False)
-    assert annotation["tags"] == ["trainmedic", "playbook:cool", "node:<b>node", f"run:{open_run.id}"]
+    assert annotation["tags"] == ["trainmedic", "playbook:cool", "node:<b>node", "gpu:0", f"run:{open_run.id}"]
     assert "&lt;b&gt;node" in annotation["text"]
     assert "<b>" not in annotation["text"]
     ended = closed(0, gpu(0, "<b>node"), id=open_run.id, acted_at=at(2), steps=(owing,), ended_at=at(5))

@@ -64,6 +64,8 @@ async def test_tests_that_take_too_long_are_ended(tmp_path: Path) -> None:
 async def test_time_without_a_core_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the process, which has a low priority, may wait longer than its tests take."""
     monkeypatch.setattr(playbook_test_process, "_seconds_without_core", lambda pid: 600.0)
+    # Its limit of processor time, 1 s here, may be too low on a busy machine.
+    monkeypatch.setattr(playbook_test_process, "_limit_resources", lambda pid, seconds: None)
     outcome = await PlaybookTestProcess(seconds=0.05).run_tests_of(written(tmp_path))
     assert (len(outcome.tests), outcome.unfinished) == (2, "")
 
