@@ -21,10 +21,20 @@ from trainmedic_server.domain.playbook import ActionStep
 from trainmedic_server.domain.proof import XID_LABELS
 
 HARMFUL = {
-    "k8s.cordon", "k8s.drain", "k8s.delete_pod", "k8s.restart", "k8s.scale", "k8s.taint", "launcher.exclude_node",
-    "job.stop",
+    "k8s.cordon", "k8s.drain", "k8s.delete_pod", "k8s.restart", "k8s.scale", "k8s.suspend", "k8s.taint",
+    "launcher.exclude_node", "job.stop", "gpu.reset", "node.power", "node.reboot", "node.restart_container",
+    "node.restart_unit", "slurm.cancel", "slurm.drain", "slurm.hold", "slurm.reboot", "slurm.requeue",
+    "slurm.reserve", "slurm.signal", "slurm.update",
 }  # fmt: skip
 """What takes work from a node or ends it."""
+HARMLESS = {
+    "alertmanager.expire_silence", "alertmanager.silence", "disk.clean", "disk.prune_containers", "gpu.power_limit",
+    "http.request", "job.accumulate", "job.checkpoint", "job.command", "job.dataloader_workers", "job.empty_cache",
+    "job.load", "job.pause", "job.resume", "job.rollback", "job.scale_batch", "job.scale_lr", "k8s.create_job",
+    "k8s.label", "k8s.resume", "k8s.uncordon", "launcher.include_node", "launcher.nodes", "node.facts", "node.health",
+    "notify", "prometheus.query", "slurm.release", "slurm.resume",
+}  # fmt: skip
+"""What leaves work where it is; each has its own guards."""
 STOPS_IN_A_STEP = "training-memory-leak"
 """It saves the state of any job, and asks for the label where it stops one."""
 ANSWER = "# If another rule has this name: "
@@ -43,6 +53,12 @@ def does_harm(path: Path) -> bool:
 
 def alert(labels: dict[str, str]) -> Alert:
     return Alert("f", AlertStatus.FIRING, labels, {}, datetime(2026, 3, 5, tzinfo=UTC))
+
+
+def test_each_action_is_either() -> None:
+    """A new action belongs to `HARMFUL` or to `HARMLESS`."""
+    assert not HARMFUL & HARMLESS
+    assert set(registry.specs_only().names()) == HARMFUL | HARMLESS
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
