@@ -1,11 +1,11 @@
-"""``node.power`` on Redfish services: the stand-in, and a real one or another emulator that
+"""``node.power`` and ``node.power_cycle`` on Redfish services: the stand-in, and a real one or another emulator that
 ``TRAINMEDIC_TEST_REDFISH_URL`` names (with ``TRAINMEDIC_TEST_REDFISH_SYSTEM``), whose system is turned off and on.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tests.support.bmc import Bmc
 from tests.support.log_stores.served import Served, certificate
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import redfish
-from trainmedic_server.actions.redfish import NodePower, PowerParams
+from trainmedic_server.actions.redfish import NodePower, NodePowerCycle, PowerParams
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
@@ -61,6 +61,8 @@ def power(
     inventory: dict[str, str] | None = None,
     **params: Any,
 ) -> Any:
+    """Perform ``node.power`` with `do`, or ``node.power_cycle`` for "power_cycle"."""
+    action = NodePowerCycle if do == "power_cycle" else NodePower
     clock = SystemClock()
     now = clock.now()
     call = Call(
@@ -68,7 +70,7 @@ def power(
         run_id="r1",
         playbook="p",
         target=Target(TargetKind.NODE, node="n1"),
-        params=PowerParams.model_validate({"do": do, **params}),
+        params=action.Params.model_validate(params if action is NodePowerCycle else {"do": do, **params}),
         reason="",
         issued_at=now,
         deadline=now + timedelta(seconds=seconds),
@@ -77,7 +79,7 @@ def power(
         clearance=clearance,
     )
     services = Services(clock, None, caller, inventory_of=lambda node: {"n1": inventory or {}}[node])  # type: ignore[arg-type]  # no bus is used
-    return NodePower(services).perform(call)
+    return action(services).perform(call)
 
 
 @pytest.fixture(params=["stand-in", "named"])
@@ -288,7 +290,7 @@ async def test_only_the_named_authority_is_trusted(tmp_path: Path, bmc: Bmc) -> 
         ({"do": "off"}, "give one of url and attribute"),
         ({"do": "off", "url": "https://bmc", "attribute": "bmc"}, "give one of url and attribute"),
         ({"do": "off", "url": "https://medic:pw@bmc"}, "user name or password in a URL"),
-        ({"do": "reset", "url": "https://bmc"}, "power_cycle"),
+        ({"do": "power_cycle", "url": "https://bmc"}, "'on' or 'off'"),
     ],
 )
 def test_parameters_are_checked(written: dict[str, Any], told: str) -> None:
@@ -307,6 +309,6 @@ def test_parameters_are_checked(written: dict[str, Any], told: str) -> None:
 )
 def test_no_alert_chooses_where_the_password_goes(raw: dict[str, Any]) -> None:
     """As for ``http.request``."""
-    check: Callable[[dict[str, Any]], None] = NodePower.check_template
-    with pytest.raises(ValueError):
-        check(raw)
+    for action in (NodePower, NodePowerCycle):
+        with pytest.raises(ValueError):
+            action.check_template(raw)

@@ -1,6 +1,6 @@
-"""Action ``node.power``: power by Redfish, through a node's baseboard management controller (BMC).
+"""Actions ``node.power`` and ``node.power_cycle`` by Redfish, through a node's baseboard management controller (BMC).
 
-It succeeds only if the final state was read.
+They succeed only if the final state was read.
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ _LONGEST_STATE = 100  # characters
 _RESET_TYPES = {_ON: "On", _OFF: "ForceOff"}  # by the state that they lead to
 
 
-class PowerParams(ActionParams):
-    do: Literal["power_cycle", "on", "off"] = Field(
-        description="`off` cuts the power without a shutdown; `power_cycle` does so and turns it on again."
-    )
+class BmcParams(ActionParams):
     url: Annotated[str, Field(max_length=2048), AfterValidator(safe_url)] | None = Field(
         None, description="The BMC's URL without path. Scheme and host are literal."
     )
@@ -56,15 +53,19 @@ class PowerParams(ActionParams):
     )
 
     @model_validator(mode="after")
-    def _one_address(self) -> PowerParams:
+    def _one_address(self) -> BmcParams:
         if (self.url is None) == (self.attribute is None):
             raise ValueError("give one of url and attribute")
         return self
 
 
+class PowerParams(BmcParams):
+    do: Literal["on", "off"] = Field(description="`off` cuts the power without a shutdown.")
+
+
 class _Bmc:
     def __init__(self, services: Services, call: Call, base: str) -> None:
-        params = cast(PowerParams, call.params)
+        params = cast(BmcParams, call.params)
         basic = params.basic_auth
         self._services = services
         self._call = call
@@ -221,27 +222,25 @@ class _Bmc:
         raise PermanentFailure(reason, self.output())
 
 
-class NodePower(Irreversible, BasicAction):
-    name: ClassVar[str] = "node.power"
-    summary: ClassVar[str] = "Turn a node on or off, or off and on, by Redfish."
+class _BmcAction(Irreversible, BasicAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     asks_first: ClassVar[bool] = True
     changes_node: ClassVar[bool] = True
     default_timeout: ClassVar[timedelta] = timedelta(minutes=5)
-    Params: ClassVar[type[BaseModel]] = PowerParams
     outputs: ClassVar[Mapping[str, Shape]] = {"power_state": TEXT, "observed": TEXT_LIST, "accepted": TEXT_LIST}
 
+    def _states_to_reach(self, call: Call, state: str) -> Sequence[str]:
+        """Return the power states to turn the node to, one after the other. Raises OutcomeUnknown."""
+        raise NotImplementedError
+
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        params = cast(PowerParams, call.params)
         bmc = _Bmc(self.services, call, self._address(call))
-        await bmc.find(params.system)
+        await bmc.find(cast(BmcParams, call.params).system)
         state = await bmc.read_state()
-        if params.do == "power_cycle" and call.resumed and state != _OFF:
-            raise OutcomeUnknown(
-                "the node may have been power cycled before; its present power state does not show it",
-                bmc.output(),
-            )
-        states = _states_to_reach(params.do, state)
+        try:
+            states = self._states_to_reach(call, state)
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(str(error), bmc.output()) from error
         if not states:
             return bmc.output()
         await bmc.check_offers(states)
@@ -264,7 +263,7 @@ class NodePower(Irreversible, BasicAction):
         HttpRequest.check_template(raw)
 
     def _address(self, call: Call) -> str:
-        params, node = cast(PowerParams, call.params), call.target.node
+        params, node = cast(BmcParams, call.params), call.target.node
         if params.url is not None:
             return params.url
         value = self.services.inventory_of(node or "").get(params.attribute or "")
@@ -276,6 +275,29 @@ class NodePower(Irreversible, BasicAction):
             raise PermanentFailure(f"the attribute {params.attribute} of {node} is no address: {error}") from error
 
 
+class NodePower(_BmcAction):
+    name: ClassVar[str] = "node.power"
+    summary: ClassVar[str] = "Turn a node on or off by Redfish."
+    Params: ClassVar[type[BaseModel]] = PowerParams
+
+    def _states_to_reach(self, call: Call, state: str) -> Sequence[str]:
+        wanted = _ON if cast(PowerParams, call.params).do == "on" else _OFF
+        return () if state == wanted else (wanted,)
+
+
+class NodePowerCycle(_BmcAction):
+    name: ClassVar[str] = "node.power_cycle"
+    summary: ClassVar[str] = "Cut a node's power and turn it on again, by Redfish."
+    Params: ClassVar[type[BaseModel]] = BmcParams
+
+    def _states_to_reach(self, call: Call, state: str) -> Sequence[str]:
+        if state == _OFF:
+            return (_ON,)
+        if call.resumed:
+            raise OutcomeUnknown("the node may have been power cycled before; its present power state does not show it")
+        return (_OFF, _ON)
+
+
 def _advice(last: str | None, states: Sequence[str]) -> str:
     if last is None:
         return "Its power state cannot be read now: look at the BMC"
@@ -284,13 +306,6 @@ def _advice(last: str | None, states: Sequence[str]) -> str:
     if _OFF in states:
         return f"Read once more, its power state is {last}, and it may still turn off: look again before using the node"
     return f"Read once more, its power state is {last}"
-
-
-def _states_to_reach(do: str, state: str) -> Sequence[str]:
-    if do == "power_cycle":
-        return (_ON,) if state == _OFF else (_OFF, _ON)
-    wanted = _ON if do == "on" else _OFF
-    return () if state == wanted else (wanted,)
 
 
 def _is_below(path: str, parent: str) -> bool:
@@ -308,4 +323,4 @@ def _message(body: str) -> str:
     return f": {' '.join(message.split())[:200]}" if isinstance(message, str) else ""
 
 
-ACTIONS: tuple[type[Action], ...] = (NodePower,)
+ACTIONS: tuple[type[Action], ...] = (NodePower, NodePowerCycle)

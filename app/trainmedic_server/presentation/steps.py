@@ -98,7 +98,8 @@ _PHRASES: Mapping[str, PhraseOf] = {
     "node.restart_container": lambda params, on: f"restart the container {plain(params.get('container', ''))} on {on}",
     "gpu.reset": _target_phrase("reset {on} if no process uses it"),
     "node.reboot": _target_phrase("restart {on}"),
-    "node.power": lambda params, on: f"turn {on} {_POWER.get(str(params.get('do')), 'on or off')}",
+    "node.power": lambda params, on: f"turn {on} {plain(params.get('do', 'on or off'))}",
+    "node.power_cycle": _target_phrase("turn {on} off and on again"),
     "node.facts": _target_phrase("read the state of {on}; this changes nothing"),
     "node.health": lambda params, on: (
         f"check the health of {on}{' under load' if params.get('level') == 'burn' else ''}; this changes nothing"
@@ -108,8 +109,6 @@ _PHRASES: Mapping[str, PhraseOf] = {
     "notify": lambda params, _: f"send a message{_titled(params)}",
 }
 
-
-_POWER: Mapping[str, str] = {"power_cycle": "off and on again", "on": "on", "off": "off"}
 
 _PAST: Mapping[str, str] = {
     "cancel": "cancelled",

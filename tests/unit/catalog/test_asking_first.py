@@ -13,6 +13,7 @@ ACTIONS = registry.specs_only()
 ASKING = {
     "gpu.reset",
     "node.power",
+    "node.power_cycle",
     "node.reboot",
     "node.restart_container",
     "node.restart_unit",

@@ -22,9 +22,9 @@ from trainmedic_server.domain.proof import XID_LABELS
 
 HARMFUL = {
     "k8s.cordon", "k8s.drain", "k8s.delete_pod", "k8s.restart", "k8s.scale", "k8s.suspend", "k8s.taint",
-    "launcher.exclude_node", "job.stop", "gpu.reset", "node.power", "node.reboot", "node.restart_container",
-    "node.restart_unit", "slurm.cancel", "slurm.drain", "slurm.hold", "slurm.reboot", "slurm.requeue",
-    "slurm.reserve", "slurm.signal", "slurm.update",
+    "launcher.exclude_node", "job.stop", "gpu.reset", "node.power", "node.power_cycle", "node.reboot",
+    "node.restart_container", "node.restart_unit", "slurm.cancel", "slurm.drain", "slurm.hold", "slurm.reboot",
+    "slurm.requeue", "slurm.reserve", "slurm.signal", "slurm.update",
 }  # fmt: skip
 """What takes work from a node or ends it."""
 HARMLESS = {
