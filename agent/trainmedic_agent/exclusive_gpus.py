@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -70,10 +70,11 @@ class ExclusiveGpus:
     def links(self, uuid: str) -> gpus.GpuLinks:
         return self._inner.links(uuid)
 
-    def while_closed(self, uuid: str, act: Callable[[], T]) -> T:
+    def while_closed(self, uuids: Sequence[str], act: Callable[[], T]) -> T:
         """Raises GpuTaken."""
-        self._require(uuid)
-        return self._inner.while_closed(uuid, act)
+        for uuid in uuids:
+            self._require(uuid)
+        return self._inner.while_closed(uuids, act)
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:
         return self._inner.xids()

@@ -1,8 +1,9 @@
-"""A stand-in for ``nvidia-smi --gpu-reset -i UUID``, on the GPUs of the stand-in for the driver (``NVML_STANDIN``).
+"""A stand-in for ``nvidia-smi --gpu-reset [-i UUID]``, on the GPUs of the stand-in for the driver (``NVML_STANDIN``).
 
-It models: the refusal while another process has NVML open or computes on the GPU, and the reset of
-`driver.reset_gpu`. A word in ``<file>.next`` makes the next reset fail: ``refused``, ``useless`` (the driver still asks
-for a reset), ``fatal`` (the GPU is lost). Each reset is a line of ``<file>.resets``.
+It models: the refusal while another process has NVML open or computes on a GPU, and the reset of
+`driver.reset_gpu`, of all GPUs without ``-i``. A word in ``<file>.next`` makes the next reset fail: ``refused``,
+``useless`` (the driver still asks for a reset), ``fatal`` (the GPU is lost). Each reset GPU is a line of
+``<file>.resets``.
 
 It does not model: root, the seconds that a reset takes, NVLink and NVSwitch, MIG, and its other options and texts.
 """
@@ -36,8 +37,9 @@ def clients(path: Path) -> list[int]:
 
 def main(arguments: list[str]) -> str | None:
     """Return why it failed."""
-    option, of, uuid = arguments
-    assert (option, of) == ("--gpu-reset", "-i")
+    option, *selection = arguments
+    assert option == "--gpu-reset"
+    assert not selection or (selection[0] == "-i" and len(selection) == 2)
     path = Path(os.environ[driver.VARIABLE])
     following = path.with_name(f"{path.name}.next")
     how = following.read_text() if following.exists() else ""
@@ -46,19 +48,21 @@ def main(arguments: list[str]) -> str | None:
         fcntl.flock(file, fcntl.LOCK_EX)
         state = driver.State.from_buffer(memory)
         try:
-            gpu = next(one for one in state.gpus[: state.count] if one.uuid.decode() == uuid)
-            if gpu.process_count or clients(path):
-                return f"GPU {uuid} is currently in use by another client."
-            if how == "refused":
-                return f"Unable to reset GPU {uuid}: Insufficient Permissions"
-            wanted = gpu.recovery_action
-            driver.reset_gpu(gpu)
-            gpu.recovery_action = wanted if how == "useless" else gpu.recovery_action
-            gpu.lost = how == "fatal"
-            with path.with_name(f"{path.name}.resets").open("a") as log:
-                log.write(f"{uuid}\n")
+            wanted = [one for one in state.gpus[: state.count] if not selection or one.uuid.decode() == selection[1]]
+            for gpu in wanted:
+                if gpu.process_count or clients(path):
+                    return f"GPU {gpu.uuid.decode()} is currently in use by another client."
+                if how == "refused":
+                    return f"Unable to reset GPU {gpu.uuid.decode()}: Insufficient Permissions"
+            for gpu in wanted:
+                asked = gpu.recovery_action
+                driver.reset_gpu(gpu)
+                gpu.recovery_action = asked if how == "useless" else gpu.recovery_action
+                gpu.lost = how == "fatal"
+                with path.with_name(f"{path.name}.resets").open("a") as log:
+                    log.write(f"{gpu.uuid.decode()}\n")
         finally:
-            gpu = None
+            gpu = wanted = None
             del state
     return None
 

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pynvml
@@ -87,9 +87,9 @@ class NvmlGpus:
             self._drain_xids(session)
         return {uuid: dict(counts) for uuid, counts in self._xids.copy().items()}
 
-    def while_closed(self, uuid: str, act: Callable[[], T]) -> T:
+    def while_closed(self, uuids: Sequence[str], act: Callable[[], T]) -> T:
         self.xids()  # those pending would be lost
-        with self._nvml.kept_closed(uuid):
+        with self._nvml.kept_closed(uuids):
             return act()
 
     def close(self) -> None:

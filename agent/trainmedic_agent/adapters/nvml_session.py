@@ -12,7 +12,7 @@ import logging
 import threading
 import uuid as uuids
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -138,15 +138,15 @@ class NvmlSessions:
                 self._ended.notify_all()
 
     @contextlib.contextmanager
-    def kept_closed(self, uuid: str) -> Iterator[None]:
-        """Keep NVML closed in the block, which resets the card.
+    def kept_closed(self, uuids: Sequence[str]) -> Iterator[None]:
+        """Keep NVML closed in the block, which resets these cards.
 
         Raises GpuFailure if a call does not return, or during another reset.
         """
         with self._lock:
             if self._closed_for is not None:
                 raise GpuFailure(f"{self._closed_for} is being reset; try again")
-            self._closed_for = uuid
+            self._closed_for = ", ".join(uuids)
             try:
                 if (
                     not self._ended.wait_for(lambda: self._in_flight == 0, _CLOSE_SECONDS)
@@ -162,7 +162,7 @@ class NvmlSessions:
         finally:
             with self._lock:
                 self._closed_for = None
-                self._times_lost[uuid] += 1
+                self._times_lost.update(uuids)
 
     def close(self) -> None:
         with self._lock:

@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from trainmedic_agent.errors import GpuFailure, GpuStuck
@@ -174,9 +174,9 @@ class TimeLimitedGpus:
     def links(self, uuid: str) -> gpus.GpuLinks:
         return self._call_card(uuid, lambda: self._inner.links(uuid))
 
-    def while_closed(self, uuid: str, act: Callable[[], T]) -> T:
+    def while_closed(self, uuids: Sequence[str], act: Callable[[], T]) -> T:
         try:
-            return self._calls.run(_DRIVER, lambda: self._inner.while_closed(uuid, act), RESET_SECONDS)
+            return self._calls.run(_DRIVER, lambda: self._inner.while_closed(uuids, act), RESET_SECONDS)
         finally:
             self._is_open = False
 

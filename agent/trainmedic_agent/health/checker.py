@@ -16,7 +16,7 @@ from trainmedic_agent.health.baseline import Histories, compare
 from trainmedic_agent.health.checks import CheckResults, HealthReport, HealthVerdict, Level, is_usable
 from trainmedic_agent.health.disk_checks import disk_checks
 from trainmedic_agent.health.gpu_checks import gpu_checks
-from trainmedic_agent.health.network_checks import network_checks
+from trainmedic_agent.health.network_checks import network_checks, rate_checks
 from trainmedic_agent.health.record import HealthRecord
 from trainmedic_agent.health.sysfs import NodeRoots
 from trainmedic_agent.ports.gpus import Gpus
@@ -28,12 +28,14 @@ class Examination(Struct, frozen=True):
     """- ``gpus``: minimum number of responding GPUs
     - ``probe``: command of ``trainmedic-probe``
     - ``seconds``: limit of a load test
+    - ``min_gbps``: minimum rate of links, Gbit/s; 0 checks none
     """
 
     level: Level = Level.QUICK
     gpus: int = 0
     probe: Sequence[str] = ()
     seconds: float = 0.0
+    min_gbps: float = 0.0
     is_over: Callable[[], bool] = bool  # bool() is False
 
 
@@ -47,6 +49,8 @@ class HealthChecker(Struct, frozen=True):
         results = CheckResults()
         results.add(gpu_checks(self.gpus, examination.gpus))
         results.add(network_checks(self.roots.sys))
+        if examination.min_gbps > 0:
+            results.checks += rate_checks(results.values, examination.min_gbps)
         results.add(disk_checks(self.roots))
         if examination.level is Level.BURN and is_usable(results.checks):
             results.add(burn.burn_checks(self.gpus, examination.probe, examination.seconds, examination.is_over))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from trainmedic_agent.health.checks import CheckResults, HealthCheck, HealthValue, HealthVerdict, ValueKind
+from trainmedic_agent.health.checks import CheckResults, HealthCheck, HealthValue, HealthVerdict, ValueKind, checked
 from trainmedic_agent.health.sysfs import UnknownIfUnread, entries, number, pcie_checks, text
 
 _IS_UP = 1  # IFF_UP: an administrator has switched it on
@@ -30,6 +31,17 @@ def network_checks(sys: Path) -> CheckResults:
                 for port in entries(device / "ports"):
                     _add_port(port, f"{device.name}/{port.name}", results)
     return results
+
+
+def rate_checks(values: Iterable[HealthValue], least: float) -> list[HealthCheck]:
+    """Compare each RDMA port that is up with `least` Gbit/s; on a node without RDMA ports, its fastest interface."""
+    values = list(values)
+    ports = {value.part: value.amount for value in values if value.name == "port_rate"}
+    interfaces = {value.part: value.amount / 1000 for value in values if value.name == "link_rate"}
+    fastest = max(interfaces, key=interfaces.__getitem__, default="")
+    rates = ports if ports else {fastest: interfaces.get(fastest, 0.0)}
+    up = {part: rate for part, rate in rates.items() if rate > 0} or {"": 0.0}
+    return [checked("min_gbps", part, rate >= least, f"{rate:g} Gb/s", f"{least:g}") for part, rate in up.items()]
 
 
 def _add_interface(interface: Path, results: CheckResults) -> None:

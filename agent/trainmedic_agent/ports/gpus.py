@@ -6,7 +6,7 @@ for other threads' calls, and raise only `trainmedic_agent.errors.GpuError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar, overload
 
 from msgspec import Struct, field
@@ -173,8 +173,8 @@ class Gpus(Protocol):
         """Raises as `read`."""
         ...
 
-    def while_closed(self, uuid: str, act: Callable[[], T]) -> T:
-        """Call `act`, which resets the GPU, with the driver closed. Other calls raise DriverAbsent.
+    def while_closed(self, uuids: Sequence[str], act: Callable[[], T]) -> T:
+        """Call `act`, which resets these GPUs, with the driver closed. Other calls raise DriverAbsent.
 
         Raises GpuFailure, without `act`, if a call does not return or during another reset.
         """

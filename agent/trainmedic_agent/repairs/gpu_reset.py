@@ -40,17 +40,33 @@ class GpuResetExecutor:
         command, time = accepted.command, RepairTime(accepted)
         kept = self._intents.find(command.id)
         is_begun = kept is not None
+        gpu = command.target.get("gpu")
         with failing_if_begun(is_begun):
             checked_parameters(command, ())
-            uuid = self._uuid(command.target.get("gpu"))
+            uuids = self._all() if command.target.get("kind") == "node" and gpu is None else [self._uuid(gpu)]
         if kept is None:
-            kept = _reading_to_keep(self._reading_before(uuid))
+            kept = {}
+            for uuid in uuids:
+                kept |= _reading_to_keep(uuid, self._reading_before(uuid))
             self._intents.keep(command.id, kept, utc_now())
-        if not self._has_restarted(uuid, kept):
+        if not all(self._has_restarted(uuid, kept) for uuid in uuids):
             with failing_if_begun(is_begun):
-                self._refuse_used(uuid)
-                self._reset(uuid, time)
-        return {"gpu": uuid, **self._wait_for_answer(uuid, kept, time), "resumed": accepted.resumed}
+                for uuid in uuids:
+                    self._refuse_used(uuid)
+                self._reset(uuids, time, ["-i", *uuids] if gpu is not None else [])
+        outputs = [{"gpu": uuid, **self._wait_for_answer(uuid, kept, time)} for uuid in uuids]
+        return {**(outputs[0] if gpu is not None else {"gpus": outputs}), "resumed": accepted.resumed}
+
+    def _all(self) -> list[str]:
+        """Return all UUIDs. Raises CommandFailed if a GPU cannot be checked: nvidia-smi would reset it too."""
+        try:
+            inventory = self._gpus.inventory()
+        except GpuError as error:
+            raise CommandFailed(str(error)) from error
+        if inventory.problems or not inventory.gpus:
+            reason = "; ".join(inventory.problems) or "there are none"
+            raise CommandFailed(f"not every GPU can be checked, so none is reset: {reason}")
+        return [info.uuid for info in inventory.gpus]
 
     def _uuid(self, name: object) -> str:
         if not isinstance(name, str) or not name.strip():
@@ -81,21 +97,21 @@ class GpuResetExecutor:
         except GpuError as error:
             raise CommandFailed(f"{uuid} cannot be read, so it is not reset: {error}") from error
 
-    def _reset(self, uuid: str, time: RepairTime) -> None:
-        argv = [*self._nvidia_smi, "--gpu-reset", "-i", uuid]
+    def _reset(self, uuids: Sequence[str], time: RepairTime, selection: Sequence[str]) -> None:
+        argv, named = [*self._nvidia_smi, "--gpu-reset", *selection], ", ".join(uuids)
         try:
-            answer = self._gpus.while_closed(uuid, lambda: programs.run(argv, min(time.to_act(), _SMI_SECONDS)))
+            answer = self._gpus.while_closed(uuids, lambda: programs.run(argv, min(time.to_act(), _SMI_SECONDS)))
         except GpuStuck as error:
-            raise CommandFailed(f"{uuid} may still be reset: {error}", {"may_be_done": True}) from error
+            raise CommandFailed(f"{named} may still be reset: {error}", {"may_be_done": True}) from error
         except GpuError as error:
-            raise CommandFailed(f"{uuid} was not reset: {error}") from error
+            raise CommandFailed(f"{named} was not reset: {error}") from error
         time.check_killed(answer)
         if answer.code != 0:
-            raise CommandFailed(f"nvidia-smi did not reset {uuid}: {answer.said or f'exit code {answer.code}'}")
+            raise CommandFailed(f"nvidia-smi did not reset {named}: {answer.said or f'exit code {answer.code}'}")
 
     def _has_restarted(self, uuid: str, kept: Mapping[str, str]) -> bool:  # False if it is unknown
         try:
-            return _energy_restarted(kept, self._gpus.read(uuid)) is True
+            return _energy_restarted(uuid, kept, self._gpus.read(uuid)) is True
         except GpuError:
             return False
 
@@ -111,9 +127,9 @@ class GpuResetExecutor:
                     ) from error
             time.pause(LOOK_EVERY)
         output = {
-            "recovery_action_before": kept.get("recovery_action"),
+            "recovery_action_before": kept.get(f"{uuid} recovery_action"),
             "recovery_action": reading.recovery_action,
-            "energy_restarted": _energy_restarted(kept, reading),
+            "energy_restarted": _energy_restarted(uuid, kept, reading),
         }
         if reading.recovery_action in _STILL_BROKEN:
             raise CommandFailed(
@@ -123,15 +139,14 @@ class GpuResetExecutor:
         return {name: value for name, value in output.items() if value is not None}
 
 
-def _reading_to_keep(reading: GpuReading) -> dict[str, str]:
+def _reading_to_keep(uuid: str, reading: GpuReading) -> dict[str, str]:
     values = {"energy_mj": reading.energy_mj, "recovery_action": reading.recovery_action}
-    return {name: str(value) for name, value in values.items() if value is not None}
+    return {f"{uuid} {name}": str(value) for name, value in values.items() if value is not None}
 
 
-def _energy_restarted(kept: Mapping[str, str], reading: GpuReading) -> bool | None:
+def _energy_restarted(uuid: str, kept: Mapping[str, str], reading: GpuReading) -> bool | None:
     """Return whether the energy counter is lower than before, None if the card has none. False proves nothing: the
     counter may have passed its earlier value.
     """
-    if "energy_mj" not in kept or reading.energy_mj is None:
-        return None
-    return reading.energy_mj < int(kept["energy_mj"])
+    before = kept.get(f"{uuid} energy_mj")
+    return None if before is None or reading.energy_mj is None else reading.energy_mj < int(before)

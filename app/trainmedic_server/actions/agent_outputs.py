@@ -92,9 +92,14 @@ RESTARTED_CONTAINER: Mapping[str, Shape] = {
     **_REASON,
 }
 
-GPU_RESET: Mapping[str, Shape] = {
+_RESET_OF_ONE: Mapping[str, Shape] = {
     **dict.fromkeys(("gpu", "recovery_action_before", "recovery_action"), TEXT),
     "energy_restarted": BOOLEAN,
+}
+
+GPU_RESET: Mapping[str, Shape] = {
+    **_RESET_OF_ONE,
+    "gpus": Each(_RESET_OF_ONE, is_list=True),
     "processes": NUMBER,
     "resumed": BOOLEAN,
     **_REASON,

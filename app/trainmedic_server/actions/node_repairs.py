@@ -53,8 +53,7 @@ class RestartContainer(_NodeRepair):
 
 class GpuReset(_NodeRepair):
     name: ClassVar[str] = "gpu.reset"
-    summary: ClassVar[str] = "Reset a GPU that no process uses."
-    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.GPU})
+    summary: ClassVar[str] = "Reset a GPU that no process uses, or all of a node."
     changes_node: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(minutes=3)
     outputs: ClassVar[Mapping[str, Shape]] = GPU_RESET

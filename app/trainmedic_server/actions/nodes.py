@@ -18,7 +18,7 @@ from trainmedic_server.actions.commands import CommandAction, stop_waiting
 from trainmedic_server.actions.placement import PlacedAction, PlacedParams
 from trainmedic_server.domain.destinations import command_id_for
 from trainmedic_server.domain.value_types import Shape
-from trainmedic_server.errors import TemporaryFailure
+from trainmedic_server.errors import PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
@@ -260,6 +260,9 @@ class HealthParams(ActionParams):
         description="quick reads counters and states. burn also loads the GPUs, which the agent's policy must allow.",
     )
     gpus: int = Field(1, ge=0, le=1024, description="Minimum number of responding GPUs.")
+    min_gbps: float | None = Field(
+        None, gt=0, le=100_000, description="Minimum rate of each RDMA port that is up, Gbit/s."
+    )
 
 
 class NodeHealth(Irreversible, CommandAction):
@@ -278,6 +281,8 @@ class NodeHealth(Irreversible, CommandAction):
         assert isinstance(call.params, HealthParams)
         until = call.issued_at + HEALTH_LIMITS[call.params.level]
         output = await super().perform(replace(call, deadline=min(call.deadline, until)))
+        if call.params.min_gbps is not None and not _has_check(output, "min_gbps"):
+            raise PermanentFailure(f"the agent of {call.target.node!r} did not check min_gbps: update it", output)
         if output.get("verdict") in ("ok", "degraded"):
             return output
         listed = output.get("faults")
@@ -285,6 +290,11 @@ class NodeHealth(Irreversible, CommandAction):
         more = f"; and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
         reason = "; ".join(faults[:_SHOWN_FAULTS]) or "the agent's answer has no verdict"
         raise TemporaryFailure(f"node {call.target.node!r} is not healthy: {reason}{more}", output)
+
+
+def _has_check(output: Mapping[str, Any], name: str) -> bool:
+    checks = output.get("checks")
+    return isinstance(checks, list) and any(isinstance(each, Mapping) and each.get("name") == name for each in checks)
 
 
 # After adding one, run tests/unit/actions/test_node_commands.py: it names the places to edit.

@@ -96,7 +96,11 @@ _PHRASES: Mapping[str, PhraseOf] = {
     "launcher.include_node": _node_phrase("allow {node} in the job's next attempts again"),
     "node.restart_unit": lambda params, on: f"restart the unit {plain(params.get('unit', ''))} on {on}",
     "node.restart_container": lambda params, on: f"restart the container {plain(params.get('container', ''))} on {on}",
-    "gpu.reset": _target_phrase("reset {on} if no process uses it"),
+    "gpu.reset": lambda _, on: (
+        f"reset {on} if no process uses it"
+        if on.startswith("GPU ")
+        else f"reset all GPUs of {on} if no process uses one"
+    ),
     "node.reboot": _target_phrase("restart {on}"),
     "node.power": lambda params, on: f"turn {on} {plain(params.get('do', 'on or off'))}",
     "node.power_cycle": _target_phrase("turn {on} off and on again"),

@@ -74,6 +74,30 @@ def problems_of(text: str) -> list[str]:
     return [str(problem) for problem in loader.load(text, "p.yaml", ACTIONS, Library([], ACTIONS)._identity)[1]]
 
 
+def test_a_ladder_of_repairs_checks_the_node_after_each() -> None:
+    """A node's GPUs are reset together; its health has a minimum rate, given as a template."""
+    ladder = compiled("""\
+playbook: ladder
+on: {alert: GPURecoveryNeeded}
+target: node
+mode: approve
+steps:
+  - {use: bring-back, with: {min_gbps: 100}}
+---
+fragment: bring-back
+inputs: {min_gbps: {type: number, default: 400}}
+steps:
+  - {id: reset, action: gpu.reset, on_error: continue}
+  - id: fit
+    wait_for: {action: node.health, with: {min_gbps: "{{ inputs.min_gbps }}"}, every: 30s}
+    timeout: 10m
+    on_timeout: continue
+  - {id: boot, when: steps.fit.status != "succeeded", action: node.reboot}
+  - {when: steps.boot.status == "succeeded", action: node.power_cycle, with: {attribute: bmc}}
+""")
+    assert ladder.params("steps", 1, SCOPE).model_dump()["min_gbps"] == 100
+
+
 def test_the_steps_take_the_place_of_their_use() -> None:
     """Their ids begin with that of the use, or with the fragment's name."""
     ids = [step.id for step in compiled(BOTH).definition.steps]

@@ -11,7 +11,7 @@ import pytest
 from tests.support.node_tree import PORT, NodeTree
 from trainmedic_agent.health.checks import CheckResults, HealthCheck, HealthVerdict
 from trainmedic_agent.health.disk_checks import disk_checks
-from trainmedic_agent.health.network_checks import network_checks
+from trainmedic_agent.health.network_checks import network_checks, rate_checks
 from trainmedic_agent.health.sysfs import NodeRoots
 
 
@@ -127,6 +127,30 @@ def test_a_link_that_is_down_is_left_to_the_record(node: NodeTree) -> None:
     node.interface(flags="0x1002")
     node.port(phys_state="3: Disabled")
     assert not {"link_rate eth0", f"port_rate {PORT}"} & amounts(node).keys()
+
+
+def rates(node: NodeTree, least: float) -> list[tuple[str, HealthVerdict]]:
+    checks = rate_checks(network_checks(node.sys).values, least)
+    assert {check.name for check in checks} == {"min_gbps"}
+    return [(check.part, check.verdict) for check in checks]
+
+
+def test_each_rdma_port_that_is_up_must_reach_the_rate(node: NodeTree) -> None:
+    """The Ethernet of 100 Gb/s beside it does not count; without any port that is up, the node fails."""
+    assert rates(node, 400) == [(PORT, HealthVerdict.OK)]
+    node.port(rate="200 Gb/sec (4X HDR)")
+    assert rates(node, 400) == [(PORT, HealthVerdict.FAILED)]
+    node.port(state="1: DOWN", phys_state="2: Polling")
+    assert rates(node, 1) == [("", HealthVerdict.FAILED)]
+
+
+def test_without_rdma_the_fastest_interface_must_reach_the_rate(node: NodeTree) -> None:
+    """One without a speed, such as a virtual machine's, does not."""
+    node.port(phys_state="3: Disabled")
+    assert rates(node, 100) == [("eth0", HealthVerdict.OK)]
+    assert rates(node, 101) == [("eth0", HealthVerdict.FAILED)]
+    (node.sys / "class/net/eth0/speed").unlink()
+    assert rates(node, 1) == [("eth0", HealthVerdict.FAILED)]
 
 
 def test_a_read_only_file_system_is_left_to_the_record(node: NodeTree) -> None:

@@ -432,7 +432,7 @@ def test_a_limit_changed_during_another_gpus_reset(make_node: Callable[..., Node
     """NVML is closed then. A driver without persistence mode and clients keeps no limit; with it, it was a person."""
     node = make_node(gpus)
     node.cap("a", percent=80)
-    node.gpus.while_closed("GPU-other", lambda: node.driver.set_watts(0, 700))
+    node.gpus.while_closed(["GPU-other"], lambda: node.driver.set_watts(0, 700))
     node.passes(31)
     assert node.watts() == left
 
@@ -510,11 +510,11 @@ def test_a_forgotten_limit_that_a_person_set_again_is_no_excuse_later(
     """The agent has nothing to set then. It sees theirs at its next look, or when it closes NVML again."""
     node = make_node(without_persistence())
     node.cap("a", percent=80)
-    node.gpus.while_closed("GPU-other", lambda: node.driver.set_watts(0, 700))
+    node.gpus.while_closed(["GPU-other"], lambda: node.driver.set_watts(0, 700))
     node.gpus.inventory()
     node.driver.set_watts(0, 560)
     if is_reopened:
-        node.gpus.while_closed("GPU-other", lambda: None)
+        node.gpus.while_closed(["GPU-other"], lambda: None)
         node.gpus.inventory()
     else:
         node.passes(31)

@@ -17,7 +17,7 @@ from tests.support.repairs import accepted, program
 from trainmedic.wire.steady_time import utc_now
 from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
 from trainmedic_agent.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
-from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, DriverAbsent, GpuStuck
+from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, DriverAbsent, GpuError, GpuStuck
 from trainmedic_agent.ports.gpus import Gpus
 from trainmedic_agent.repairs import gpu_reset
 from trainmedic_agent.repairs.gpu_reset import GpuResetExecutor
@@ -40,7 +40,7 @@ def gpus(driver: Driver) -> Iterator[Gpus]:
 def reset(gpus: Gpus, intents: IntentBook) -> Callable[..., Mapping[str, Any]]:
     """Carry out the command."""
 
-    def perform(gpu: str = "0", **more: Any) -> Mapping[str, Any]:
+    def perform(gpu: str | None = "0", **more: Any) -> Mapping[str, Any]:
         return GpuResetExecutor(gpus, intents, SMI).perform(accepted("gpu.reset", gpu=gpu, **more))
 
     return perform
@@ -76,6 +76,33 @@ def test_a_gpu_that_a_process_uses_is_not_reset(driver: Driver, reset: Callable[
     assert driver.resets() == []
     reset(SECOND, command_id="c2")
     assert driver.resets() == [SECOND]
+
+
+def test_all_gpus_of_a_node_are_reset_together(driver: Driver, gpus: Gpus, reset: Callable[..., Any]) -> None:
+    """By one call, and after a restart of the agent not again."""
+    driver.ask_for(1, 1)
+    output = reset(None)
+    assert [one["gpu"] for one in output["gpus"]] == [FIRST, SECOND]
+    assert [one["recovery_action_before"] for one in output["gpus"]] == ["none", "reset"]
+    assert all(one["energy_restarted"] for one in output["gpus"])
+    assert reset(None, resumed=True)["resumed"] is True
+    assert driver.resets() == [FIRST, SECOND]
+
+
+def test_no_gpu_of_a_node_is_reset_while_one_is_used_or_lost(
+    driver: Driver, gpus: Gpus, reset: Callable[..., Any]
+) -> None:
+    """Nvidia-smi would reset the lost one too, whatever uses it."""
+    driver.occupy(1, 4711)
+    with pytest.raises(CommandFailed, match=r"1 processes use GPU-00000001"):
+        reset(None)
+    driver.occupy(1)
+    driver.lose(1)
+    with pytest.raises(GpuError):
+        gpus.read(SECOND)
+    with pytest.raises(CommandFailed, match="not every GPU can be checked, so none is reset: "):
+        reset(None, command_id="c2")
+    assert driver.resets() == []
 
 
 def test_a_gpu_whose_processes_are_unknown_is_not_reset(driver: Driver, reset: Callable[..., Any]) -> None:
@@ -144,7 +171,7 @@ def test_other_calls_are_refused_during_a_reset_and_work_afterwards(gpus: Gpus) 
         return "done"
 
     results: list[str] = []
-    thread = threading.Thread(target=lambda: results.append(gpus.while_closed(FIRST, act)))
+    thread = threading.Thread(target=lambda: results.append(gpus.while_closed([FIRST], act)))
     thread.start()
     began.wait(60)
     with pytest.raises(DriverAbsent, match=f"while {FIRST} is reset"):
@@ -160,7 +187,7 @@ def test_commands_that_are_wrong_here_are_rejected(gpus: Gpus, intents: IntentBo
     """Each with the reason."""
     executor = GpuResetExecutor(gpus, intents, SMI)
     for wrong, told in (
-        (accepted("gpu.reset"), "names no GPU"),
+        (accepted("gpu.reset", gpu=" "), "names no GPU"),
         (accepted("gpu.reset", gpu="7"), "there is no GPU '7'"),
         (accepted("gpu.reset", gpu="0", force=True), "does not know 'force'"),
         (accepted("gpu.reset", gpu="0", undo_of="c0"), "has no undo"),
