@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct, field
 
 from trainmedic_core.target import Target
+from trainmedic_server.domain import places
 from trainmedic_server.domain.alert import EVENT, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.run import Controls
@@ -137,12 +138,12 @@ def for_members(
 
 
 def _nodes_taken(tx: Transaction, candidates: Sequence[Candidate], catalog: Catalog, ago: Ago) -> set[str]:
-    if not any(guards.keeps_capacity(each.playbook) for each in candidates):
+    if all(each.playbook.definition.guards.min_available is None for each in candidates):
         return set()
-    keeping = {each.definition.name for each in catalog.all() if guards.keeps_capacity(each)}
+    keeping = {each.definition.name for each in catalog.all() if each.definition.guards.min_available is not None}
     targets = (Target.of_key(key) for playbook, key in tx.open_targets() if playbook in keeping)
     # The topology does not show yet what has just ended.
-    return {target.node for target in targets if target.node is not None} | tx.nodes_acted_on(ago(_TOPOLOGY_LAG))
+    return tx.nodes_acted_on(ago(_TOPOLOGY_LAG)).union(*map(places.counted_nodes, targets))
 
 
 def counted_since(playbooks: Iterable[CompiledPlaybook], ago: Ago) -> Mapping[str, datetime]:
