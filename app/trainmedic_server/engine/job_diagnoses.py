@@ -463,7 +463,7 @@ class JobDiagnoses:
         due += await self._resolved_by_normal_end(due, now)
         if not due:
             return
-        await self._sender.tell([alert_of(verdict, now, self._alert_end(verdict, now)) for verdict in due])
+        await self._sender.tell([alert_of(verdict, self._alert_end(verdict, now)) for verdict in due])
         noted = [replace(verdict, tell_at=self._next_sending(verdict, now)) for verdict in due]
         await self._store.transact(lambda tx: tx.verdicts.save(noted))
 
@@ -503,7 +503,7 @@ def _earlier_than(verdict: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> li
     return [each for each in verdicts if each.id != verdict.id and (each.began_at, each.attempt or 0) < at]
 
 
-def alert_of(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> Alert:
+def alert_of(verdict: KnownVerdict, over_at: datetime | None) -> Alert:
     labels = dict(verdict.labels or {})
     return Alert(
         fingerprint=fingerprint(labels),

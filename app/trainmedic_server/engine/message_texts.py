@@ -114,7 +114,8 @@ def _server_draft(event: Event) -> Draft | None:
         case kinds.BreakerOpened():
             return _opened(content)
         case kinds.BreakerClosed():
-            return _breaker_closed(event.actor)
+            text = "Its count restarts: only later acts count."
+            return Draft(MessageKind.BREAKER, SERVER, f"The breaker was closed by {event.actor}", text)
         case kinds.ModeChanged():
             return _observing(event, content)
         case kinds.OfPause():
@@ -394,11 +395,6 @@ def _opened(content: kinds.BreakerOpened) -> Draft:
         "continue. Check what the nodes have in common, then run: trainmedic resume --breaker"
     )
     return Draft(MessageKind.BREAKER, SERVER, "The breaker opened", text)
-
-
-def _breaker_closed(actor: str) -> Draft:
-    text = "Its count restarts: only later acts count."
-    return Draft(MessageKind.BREAKER, SERVER, f"The breaker was closed by {actor}", text)
 
 
 def _paused(event: Event, pause: kinds.OfPause) -> Draft:

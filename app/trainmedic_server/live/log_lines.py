@@ -98,9 +98,8 @@ class LogLinesApi(Struct, frozen=True):
                     # Without the job's own report, its absence is not certain.
                     raise BusUnavailable("cannot ask the job where it runs") from error
                 write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
-                written = while_allowed(
-                    _formatted(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER)
-                )
+                pieces = _formatted(first, batches, write)
+                written = while_allowed(pieces, lambda: auth.allows(request, TokenRole.VIEWER))
                 return StreamedResponse(written, media_type, limits.stall_seconds, until_closed.pop_all().aclose)
 
         return routes
