@@ -13,9 +13,9 @@ from trainmedic_core.once import once
 
 class TargetKind(StrEnum):
     # After adding one, run tests/unit/domain/test_target_kinds.py: it names the places to edit.
-    # A kind that contains others needs its case in `Target.overlaps` and in the server's `engine/locks`. One of nodes
-    # also needs cases where `target.node` counts for the breaker: `engine/admission`, `admission_facts`,
-    # `attempt_targets`, `breaker`, `lease_recovery`, `matching`, `replayed_runs`.
+    # A kind that contains others needs its case in `Target.overlaps` and in the server's `engine/locks`. mypy names the
+    # matches that lack one, such as the nodes that count for the breaker (`domain/places`). Of earlier runs, only the
+    # part `node` counts: `adapters/sql_store/statements`.
 
     parts: tuple[str, ...]
     """Fields of `Target` that name it. Only targets with the same first part overlap."""

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from tests.contract.run_store_values import at, closed
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.domain.shown_question import ShownQuestion
+from trainmedic_server.ports.chat import ShownQuestion
 
 
 async def test_a_question_has_one_message_which_goes_with_the_run(store: SqlStore) -> None:

@@ -12,8 +12,8 @@ from trainmedic.wire.envelope import new_id
 from trainmedic_server.auth.tokens import Token
 from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import SignedIn, SignedOut
-from trainmedic_server.domain.session import Session
 from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.sessions import Session
 from trainmedic_server.ports.store import Transaction
 
 COOKIE = "trainmedic_session"

@@ -11,10 +11,10 @@ from trainmedic_server.api.view import View
 from trainmedic_server.auth.auth import Authenticator, Principal, requires
 from trainmedic_server.auth.browser_sessions import Sessions
 from trainmedic_server.auth.tokens import TokenRole
-from trainmedic_server.domain.session import Session
 from trainmedic_server.errors import NotFound
 from trainmedic_server.http.api_routes import ApiRoutes
 from trainmedic_server.http.problems import responses
+from trainmedic_server.ports.sessions import Session
 
 
 class SessionView(View):

@@ -20,15 +20,13 @@ from trainmedic_server.catalog.quoted_query import QuotedQuery
 from trainmedic_server.catalog.scope_check import OUTPUT
 from trainmedic_server.domain import beginnings, inputs, job_lookup, proof, selectors, target_resolution
 from trainmedic_server.domain.alert import Alert
-from trainmedic_server.domain.identity import IdentityLabels, Unresolved
+from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.playbook import GroupTarget, Playbook
 from trainmedic_server.domain.run import Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.ports.playbooks import Match, Scope
 
 log = telemetry.logger(__name__)
-
-_BUILT_IN_CHAIN = IdentityLabels()
 
 
 class UncheckedParams(BaseModel):
@@ -90,7 +88,6 @@ class YamlPlaybook(Struct, frozen=True):
     parts: Mapping[str, Expression | TextTemplate | str] = field(default_factory=dict)  # of a target in templates
     selectors: Mapping[str, tuple[Expression | TextTemplate | str, ...]] = field(default_factory=dict)  # of a group
     steps: Mapping[tuple[str, int], CompiledStep] = field(default_factory=dict)  # by phase and index
-    identity: IdentityLabels = _BUILT_IN_CHAIN
     effect: QuotedQuery | None = None
     remembers: Mapping[str, timedelta] | None = None  # windows of ``runs.count``; None if no step uses ``runs``
     uses: Mapping[tuple[str, int], CompiledUse] = field(default_factory=dict)  # by phase and index of a step
@@ -142,7 +139,7 @@ class YamlPlaybook(Struct, frozen=True):
 
     def _target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         if isinstance(self.definition.target, TargetKind):
-            return target_resolution.resolve(self.definition.target, alert.labels, topology, self.identity)
+            return target_resolution.resolve(self.definition.target, alert.labels, topology)
         if isinstance(self.definition.target, GroupTarget):
             return self._group_of(self.definition.target, alert, topology)
         parts: dict[str, str] = {}
@@ -159,7 +156,7 @@ class YamlPlaybook(Struct, frozen=True):
             if "gpu" in parts:
                 return target_resolution.placed_gpu(node, parts["gpu"], topology)
         if "job" in parts:
-            job = job_lookup.resolve_job(parts["job"], alert.labels, topology, self.identity)
+            job = job_lookup.resolve_job(parts["job"], alert.labels, topology)
             if isinstance(job, Unresolved):
                 return job
             parts["job"] = job

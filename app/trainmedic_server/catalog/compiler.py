@@ -36,7 +36,6 @@ from trainmedic_server.catalog.compiled_playbook import CompiledStep, CompiledUs
 from trainmedic_server.catalog.fragments import Use
 from trainmedic_server.catalog.scope_check import GROUP_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.domain import playbook_target, value_types
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.inputs import InputType
 from trainmedic_server.domain.playbook import (
     APPROVAL,
@@ -67,12 +66,11 @@ _PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body",
 def compile_document(
     document: YamlDocument,
     actions: Actions,
-    identity: IdentityLabels = IdentityLabels(),
     allowance: Allowance | None = None,
     uses: Sequence[Use] = (),
 ) -> YamlPlaybook | list[FileProblem]:
     """Return the playbook or its errors. The document has the steps of `uses` already (`fragments.expand`)."""
-    compilation = _Compilation(document, actions, identity, allowance or Allowance(), uses)
+    compilation = _Compilation(document, actions, allowance or Allowance(), uses)
     try:
         return compilation.run()
     except TooLarge as error:
@@ -83,7 +81,6 @@ def compile_document(
 class _Compilation:
     document: YamlDocument
     actions: Actions
-    identity: IdentityLabels
     allowance: Allowance
     uses: Sequence[Use] = ()
     problems: list[FileProblem] = field(default_factory=list)
@@ -142,7 +139,6 @@ class _Compilation:
             parts=parts,
             selectors=selectors,
             steps=steps,
-            identity=self.identity,
             effect=effect,
             remembers=self._windows,
             uses=self._used,

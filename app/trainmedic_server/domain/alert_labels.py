@@ -86,9 +86,7 @@ class _LabelNames:
         return found
 
 
-@functools.lru_cache(maxsize=500)
-def _names_kept(names: tuple[str, ...]) -> _LabelNames:
-    return _LabelNames(names)
+_names_kept = functools.lru_cache(maxsize=500)(_LabelNames)
 
 
 @functools.lru_cache

@@ -86,121 +86,69 @@ class _Topic(Struct, frozen=True):
     words: tuple[tuple[str, ...], ...]
     """Groups of word prefixes; each group must occur. Those of up to 3 letters or after ``=`` must match whole."""
     metrics: tuple[str, ...]  # parts of metric names; one suffices
-    not_words: tuple[str, ...] = ()  # prefixes that exclude the topic
-    needs_gpu: bool = False
+    not_words: tuple[str, ...]  # prefixes that exclude the topic
+    needs_gpu: bool
+
+
+def _topic(
+    name: str, words: Iterable[str], metrics: str = "", not_words: str = "", *, needs_gpu: bool = False
+) -> _Topic:
+    groups = tuple(tuple(group.split()) for group in words)
+    return _Topic(name, groups, tuple(metrics.split()), tuple(not_words.split()), needs_gpu)
 
 
 _TOPICS = (
-    _Topic("GPUXidError", (("xid",),), ("xid_error",), needs_gpu=True),
-    _Topic(
+    _topic("GPUXidError", ["xid"], "xid_error", needs_gpu=True),
+    _topic(
         "GPUThermalThrottling",
-        (("throttl", "slowdown"), ("thermal", "heat", "temp", "hot")),
-        ("thermal_violation",),
-        ("power", "cpu"),
+        ["throttl slowdown", "thermal heat temp hot"],
+        "thermal_violation",
+        "power cpu",
         needs_gpu=True,
     ),
-    _Topic(
+    _topic(
         "GPUTemperatureHigh",
-        (("temp", "hot", "overheat", "thermal", "heat"),),
-        ("gpu_temp", "memory_temp", "temperature_gpu", "gpu_temperature", "temperature_celsius"),
-        ("throttl", "low", "multiple", "cool"),
+        ["temp hot overheat thermal heat"],
+        "gpu_temp memory_temp temperature_gpu gpu_temperature temperature_celsius",
+        "throttl low multiple cool",
         needs_gpu=True,
     ),
-    _Topic(
+    _topic(
         "GPUMemoryUsageHigh",
-        (("memory", "mem", "vram", "fb", "framebuffer"),),
-        ("fb_used", "fb_free", "memory_used", "memory_free", "fb_total"),
-        ("ecc", "error", "temp", "clock", "remap", "retired", "bandwidth", "copy", "spike", "leak", "broken", "page"),
+        ["memory mem vram fb framebuffer"],
+        "fb_used fb_free memory_used memory_free fb_total",
+        "ecc error temp clock remap retired bandwidth copy spike leak broken page",
         needs_gpu=True,
     ),
-    _Topic(
+    _topic(
         "GPUUtilizationLow",
-        (("idle", "underutil", "unused", "low", "under"), ("util", "idle", "underutil", "unused", "usage")),
-        (),
-        ("high", "memory", "mem", "clock", "temp", "power", "spike"),
+        ["idle underutil unused low under", "util idle underutil unused usage"],
+        not_words="high memory mem clock temp power spike",
         needs_gpu=True,
     ),
-    _Topic(
+    _topic(
         "DiskSpaceLow",
-        (
-            ("disk", "filesystem", "fs", "rootfs", "partition"),
-            ("space", "full", "usage", "low", "fill", "almost", "pressure", "out", "high", "utilization", "capacity"),
-        ),
-        ("filesystem_avail_bytes", "filesystem_free_bytes", "logical_disk_free"),
-        (
-            "inode",
-            "=files",
-            "io",
-            "latency",
-            "read",
-            "write",
-            "persistent",
-            "pvc",
-            "volume",
-            "smart",
-            "temp",
-            "zfs",
-            "shared",
-            "nfs",
-            "lustre",
-        ),
+        [
+            "disk filesystem fs rootfs partition",
+            "space full usage low fill almost pressure out high utilization capacity",
+        ],
+        "filesystem_avail_bytes filesystem_free_bytes logical_disk_free",
+        "inode =files io latency read write persistent pvc volume smart temp zfs shared nfs lustre",
     ),
-    _Topic(
+    _topic(
         "MemoryUsageHigh",
-        (
-            ("memory", "mem", "ram"),
-            ("usage", "high", "pressure", "full", "out", "utilization", "low", "exhaust", "almost"),
-        ),
-        ("node_memory_memavailable", "memory_available_bytes", "node_memory_memfree"),
-        (
-            "container",
-            "pod",
-            "quota",
-            "overcommit",
-            "gpu",
-            "leak",
-            "fault",
-            "underutil",
-            "swap",
-            "limit",
-            "api",
-            "slurm",
-            "partition",
-            "exporter",
-        ),
+        ["memory mem ram", "usage high pressure full out utilization low exhaust almost"],
+        "node_memory_memavailable memory_available_bytes node_memory_memfree",
+        "container pod quota overcommit gpu leak fault underutil swap limit api slurm partition exporter",
     ),
-    _Topic(
+    _topic(
         "NodeDown",
-        (
-            ("node", "host", "machine"),
-            ("down", "ready", "unreachable", "unavailable", "offline", "dead", "missing"),
-        ),
-        ("kube_node_status_condition",),
-        (
-            "exporter",
-            "flap",
-            "network",
-            "disk",
-            "memory",
-            "pressure",
-            "filesystem",
-            "interface",
-            "kubelet",
-            "api",
-            "scheduler",
-            "controller",
-            "deployment",
-            "driver",
-            "gpu",
-            "slurm",
-            "pods",
-            "pod",
-            "schedul",
-            "temp",
-            "clock",
-        ),
+        ["node host machine", "down ready unreachable unavailable offline dead missing"],
+        "kube_node_status_condition",
+        "exporter flap network disk memory pressure filesystem interface kubelet api scheduler controller deployment "
+        "driver gpu slurm pods pod schedul temp clock",
     ),
-    _Topic("TrainingCrashing", (("crash",), ("loop",)), (), ("deployment", "service")),
+    _topic("TrainingCrashing", ["crash", "loop"], not_words="deployment service"),
 )
 _CONDITIONS = {"Ready": "NodeDown", "DiskPressure": "DiskSpaceLow", "MemoryPressure": "MemoryUsageHigh"}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Set
 
+from trainmedic_core.words import few
 from trainmedic_server.domain.shares import Percentage
 from trainmedic_server.domain.topology import Pool, Topology
 from trainmedic_server.domain.upcoming import clock
@@ -70,5 +71,4 @@ def _shortage_of(pool: Pool, node: str, minimum: float, at_work: Set[str]) -> st
 def _listed(out: Mapping[str, str]) -> str:
     if not out:
         return ""
-    shown = ", ".join(f"{node} ({why})" for node, why in sorted(out.items())[:_SHOWN])
-    return f"; unavailable: {shown}{f' and {len(out) - _SHOWN} more' if len(out) > _SHOWN else ''}"
+    return f"; unavailable: {few([f'{node} ({why})' for node, why in sorted(out.items())], _SHOWN)}"

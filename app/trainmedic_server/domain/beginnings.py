@@ -61,7 +61,7 @@ def of_ended_run(run: Run, cause: Alert | None) -> Alert:
     assert run.ended_at is not None
     target = run.target
     labels = {**run.alert_labels, **labels_of(target), "alertname": run_name(run.playbook)}
-    length = 1 + (_chain_length(cause) if cause is not None else 0)
+    length = 1 + (int(ended_run_of(cause).get("chained", 0)) if cause is not None else 0)
     ended = {
         "id": run.id,
         "playbook": run.playbook,
@@ -126,7 +126,3 @@ def ended_run_of(alert: Alert) -> dict[str, Any]:
     text = alert.annotations.get(_ENDED) if is_end else None
     ended: dict[str, Any] = json.loads(text) if text else {}
     return ended
-
-
-def _chain_length(cause: Alert) -> int:
-    return int(ended_run_of(cause).get("chained", 0))

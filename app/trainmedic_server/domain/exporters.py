@@ -57,7 +57,7 @@ def is_central(labels: AlertLabels, exported: bool = False) -> bool:
     if port in _PER_NODE_PORTS:
         return False
     names = _NAMING_EXPORTED if exported else _NAMING
-    return any(_is_central_text(label.value) for name in names for label in labels.under(name))
+    return any(is_central_name(label.value) for name in names for label in labels.under(name))
 
 
 def is_surely_of_own_node(labels: AlertLabels) -> bool:
@@ -92,11 +92,7 @@ def _names(labels: AlertLabels) -> str:
     return " ".join(label.value for name in ("job", "service") for label in labels.under(name))[:_LONGEST_READ].lower()
 
 
-def is_central_name(pod: str) -> bool:
-    return _is_central_text(pod)
-
-
-def _is_central_text(text: str) -> bool:
+def is_central_name(text: str) -> bool:
     return _cached_is_central(text) if len(text) <= _LONGEST_KEPT else _CENTRAL.search(text.lower()) is not None
 
 
@@ -113,7 +109,7 @@ def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> boo
         return pod.is_per_node
     begin = EXPORTED if exported else ""
     text = " ".join((pod.name, *(labels.value(begin + name) for name in _NAMING))).lower()
-    return bool(_PER_NODE.search(text)) and not _is_central_text(text)
+    return bool(_PER_NODE.search(text)) and not is_central_name(text)
 
 
 def names_an_exporter(value: str, labels: AlertLabels) -> bool:  # True for a pod's name or a container's ID

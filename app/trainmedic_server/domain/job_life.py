@@ -128,7 +128,7 @@ def _changed(life: JobLife, notice: Notice, now: datetime) -> JobLife:
         case notices.FAILED:
             return replace(life, failures=life.failures + 1, reason=notice.reason)
         case notices.RESTARTED:
-            return replace(life, state=LifeState.PRESENT, since=now, restarts=life.restarts + 1)
+            return replace(life, state=LifeState.PRESENT, since=now, restarts=life.restarts + 1, reason="")
         case _:
             return replace(life, state=LifeState.GONE, since=now, reason=notice.reason)
 

@@ -12,29 +12,27 @@ from collections.abc import Mapping, Sequence
 from trainmedic_core import gpu_names
 from trainmedic_server.domain import job_place, target_resolution
 from trainmedic_server.domain.alert_labels import AlertLabels
-from trainmedic_server.domain.identity import IdentityLabels, Unresolved
+from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.topology import Jobs, Topology
 
 OF_THE_ALERT = "alert"  # in gpu:alert: the GPU that the alert names
 
 
-def resolve_job(
-    reference: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels
-) -> str | Unresolved:
+def resolve_job(reference: str, labels: Mapping[str, str], topology: Topology) -> str | Unresolved:
     """Return the job of a reference. Other texts are names of jobs."""
     form, colon, name = reference.partition(":")
     name = name.strip()
     if form == "slurm" and "_" in name:  # an array task's ID; Slurm and the SDK report its job's
         reference = topology.slurm.job_of(name)
     if not colon or form not in ("node", "gpu", "pod"):
-        return job_place.contradiction(reference, AlertLabels(labels), topology, identity) or reference
+        return job_place.contradiction(reference, AlertLabels(labels), topology) or reference
     if not name:
         return Unresolved("target_unknown", f"{reference!r} names no {form} for this alert")
     match form:
         case "node":
             return _on_node(name, topology)
         case "gpu":
-            return _on_gpu(name, labels, topology, identity)
+            return _on_gpu(name, labels, topology)
         case _:
             return _of_pod(name, topology)
 
@@ -58,19 +56,19 @@ def _of_pod(name: str, topology: Topology) -> str | Unresolved:
     labels = AlertLabels({"exported_namespace": namespace, "exported_pod": pod})
     if isinstance(job, Unresolved) or name in topology.written.jobs_by_pod:
         return job
-    return job_place.contradiction(job, labels, topology, IdentityLabels()) or job
+    return job_place.contradiction(job, labels, topology) or job
 
 
-def _on_gpu(name: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
+def _on_gpu(name: str, labels: Mapping[str, str], topology: Topology) -> str | Unresolved:
     alert_labels = AlertLabels(labels)
-    named = target_resolution.job_in_labels(alert_labels, topology, identity)
+    named = target_resolution.job_in_labels(alert_labels, topology)
     if isinstance(named, Unresolved) and named.reason == "target_ambiguous":
         return named
-    key = _key_of_alert(labels, topology, identity) if name == OF_THE_ALERT else _key(name, topology)
+    key = _key_of_alert(labels, topology) if name == OF_THE_ALERT else _key(name, topology)
     if isinstance(key, Unresolved):
         if isinstance(named, Unresolved) or key.reason != "target_unknown":
             return key
-        return job_place.contradiction(named, alert_labels, topology, identity) or named
+        return job_place.contradiction(named, alert_labels, topology) or named
     by_labels: Jobs = frozenset() if isinstance(named, Unresolved) else frozenset({named})
     reported, observed = topology.jobs_on_gpu(key)
     is_shared = len(reported) > 1 or len(observed) > 1
@@ -80,7 +78,7 @@ def _on_gpu(name: str, labels: Mapping[str, str], topology: Topology, identity: 
         job = _first_known([reported, by_labels, observed], gpu_names.shown(key))
     if isinstance(job, Unresolved) or job in reported:
         return job
-    return job_place.contradiction(job, alert_labels, topology, identity, used=key) or job
+    return job_place.contradiction(job, alert_labels, topology, used=key) or job
 
 
 def _key(name: str, topology: Topology) -> str | Unresolved:
@@ -93,18 +91,18 @@ def _key(name: str, topology: Topology) -> str | Unresolved:
     return node_name if isinstance(node_name, Unresolved) else gpu_names.key(gpu, node_name)
 
 
-def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    gpu = target_resolution.gpu_named_by(labels, identity)
+def _key_of_alert(labels: Mapping[str, str], topology: Topology) -> str | Unresolved:
+    gpu = target_resolution.gpu_named_by(labels)
     if isinstance(gpu, Unresolved):
         return gpu
     if gpu_names.key(gpu) in topology.agents.gpus_by_key or gpu_names.key(gpu) in topology.agents.contested:
         # The UUID suffices; this only refuses labels that contradict it.
-        node = target_resolution.node_named_by(labels, topology, identity)
+        node = target_resolution.node_named_by(labels, topology)
         if isinstance(node, Unresolved):
             return node
     if not gpu_names.is_of_one_node(gpu):
         return gpu_names.key(gpu)
-    node = target_resolution.node_named_by(labels, topology, identity)
+    node = target_resolution.node_named_by(labels, topology)
     return node if isinstance(node, Unresolved) else gpu_names.key(gpu, node)
 
 

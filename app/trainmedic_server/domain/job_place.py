@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from trainmedic_core import gpu_names
 from trainmedic_server.domain import exporters, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels
-from trainmedic_server.domain.identity import IdentityLabels, Unresolved
+from trainmedic_server.domain.identity import UUID_LABELS, Unresolved
 from trainmedic_server.domain.node_evidence import NodeEvidence, host_of
 from trainmedic_server.domain.node_names import is_address
 from trainmedic_server.domain.topology import Pod, Topology
@@ -18,9 +18,7 @@ from trainmedic_server.domain.topology import Pod, Topology
 _NOWHERE: frozenset[str] = frozenset()
 
 
-def contradiction(
-    job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels, used: str | None = None
-) -> Unresolved | None:
+def contradiction(job: str, labels: AlertLabels, topology: Topology, used: str | None = None) -> Unresolved | None:
     """Return why the alert is not about the known job of this name.
 
     `used` is the GPU by which the job was found (`gpu_names.key`); None: the labels'.
@@ -30,12 +28,12 @@ def contradiction(
     jobs = topology.jobs
     if not (job in jobs.nodes_by_job or job in jobs.namespace_by_job or job in topology.cluster.pods_by_job):
         return None
-    evidence = NodeEvidence(labels, topology, identity)
+    evidence = NodeEvidence(labels, topology)
     return (
         _other_namespace(job, labels, topology, evidence)
         or _other_pod(job, labels, topology)
         or _other_node(job, labels, topology, evidence)
-        or _other_gpu(job, used or _gpu_of(labels, topology, identity), topology)
+        or _other_gpu(job, used or _gpu_of(labels, topology), topology)
     )
 
 
@@ -162,8 +160,8 @@ def _other_node(job: str, labels: AlertLabels, topology: Topology, evidence: Nod
     return None
 
 
-def _gpu_of(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | None:
-    keys = (gpu_names.uuid_key(label.value) for label in labels.of(identity.gpu_uuid))
+def _gpu_of(labels: AlertLabels, topology: Topology) -> str | None:
+    keys = (gpu_names.uuid_key(label.value) for label in labels.of(UUID_LABELS))
     return next((key for key in keys if key in topology.agents.gpus_by_key), None)
 
 

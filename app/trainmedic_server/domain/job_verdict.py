@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 THROUGHPUT_DROP = "TrainingThroughputDrop"
 SLOW_ALERTS = frozenset({"TrainingStraggler", THROUGHPUT_DROP})  # alerts about slow jobs
@@ -29,13 +30,7 @@ class JobVerdict(Struct, frozen=True):
         return cls(**texts, node=node, ranks=tuple(int(rank) for rank in said.get("ranks") or ()))
 
     def as_data(self) -> dict[str, Any]:
-        return {
-            "cause": self.cause,
-            "confidence": self.confidence,
-            "advice": self.advice,
-            "node": self.node,
-            "ranks": list(self.ranks),
-        }
+        return {**asdict(self), "ranks": list(self.ranks)}
 
 
 class VerdictsOnJob(Struct, frozen=True):

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from trainmedic.wire.envelope import read_time, write_time
 
@@ -21,16 +22,11 @@ class LastRun(Struct, frozen=True):
     message: str = ""
 
     def as_data(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "status": self.status,
-            "at": self.at.timestamp(),
-            "ended_at": None if self.ended_at is None else self.ended_at.timestamp(),
-            "message": self.message,
-        }
+        ended_at = None if self.ended_at is None else self.ended_at.timestamp()
+        return {**asdict(self), "at": self.at.timestamp(), "ended_at": ended_at}
 
 
-LAST = ("id", "status", "at", "ended_at", "message")  # members of `runs.last` in expressions
+LAST = LastRun.__struct_fields__  # members of `runs.last` in expressions
 _NONE: Mapping[str, Any] = dict.fromkeys(LAST)
 
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
+from trainmedic_core.words import count, few
 from trainmedic_server.domain.playbook import EVERY_PHASE, ActionStep, ApproveStep, Playbook
 
 _SHOWN = 5
@@ -36,7 +37,5 @@ def _name_or_all(channel: object) -> str:
     return channel if isinstance(channel, str) and "{" not in channel else ""
 
 
-def _listed(names: Collection[str]) -> str:
-    shown, left = list(names)[:_SHOWN], len(names) - _SHOWN
-    noun = "playbook" if len(names) == 1 else "playbooks"
-    return f"{len(names)} {noun} ({', '.join(shown)}{f' and {left} more' if left > 0 else ''})"
+def _listed(names: Sequence[str]) -> str:
+    return f"{count(len(names), 'playbook')} ({few(names, _SHOWN)})"

@@ -24,7 +24,7 @@ from trainmedic_core import gpu_names
 from trainmedic_core.once import once
 from trainmedic_server.domain import exporters, host_lists, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
-from trainmedic_server.domain.identity import IdentityLabels, Unresolved
+from trainmedic_server.domain.identity import HOST_LABELS, NODE_LABELS, UUID_LABELS, Unresolved
 from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spelling
 from trainmedic_server.domain.topology import Pod, Topology
 
@@ -64,10 +64,9 @@ class Naming(Struct, frozen=True):
 
 
 class NodeEvidence:
-    def __init__(self, labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> None:
+    def __init__(self, labels: AlertLabels, topology: Topology) -> None:
         self._labels = labels
         self._topology = topology
-        self._identity = identity
 
     def node(self) -> str | Unresolved:
         """Return the known node, an unknown name as spelled, or why neither is certain."""
@@ -88,7 +87,7 @@ class NodeEvidence:
         """Return the evidence as sentences for people."""
         reasons = []
         if isinstance(self.by_gpu, str):
-            label = next(iter(self._labels.of(self._identity.gpu_uuid)))
+            label = next(iter(self._labels.of(UUID_LABELS)))
             reasons.append(f"{label} is a GPU of {self.by_gpu} (reported by its agent)")
         namings = [*self.subjects, *([self._instance] if self._instance is not None else [])]
         if not self.subjects and not self.by_gpu and isinstance(place := self._of_exporter(), str):
@@ -119,7 +118,7 @@ class NodeEvidence:
     @once
     def by_gpu(self) -> str | Unresolved | None:
         """Node whose agent reports the GPU's UUID; None if none does."""
-        labels = self._labels.of(self._identity.gpu_uuid)
+        labels = self._labels.of(UUID_LABELS)
         if not labels:
             return None
         agents, nodes = self._topology.agents, set[str]()
@@ -132,7 +131,7 @@ class NodeEvidence:
             if gpu is not None:
                 nodes.add(gpu.node)
         if len(nodes) > 1:
-            named = " and ".join(map(str, self._labels.of(self._identity.gpu_uuid)))
+            named = " and ".join(map(str, self._labels.of(UUID_LABELS)))
             return Unresolved("target_ambiguous", f"{named} are GPUs of several nodes: {', '.join(sorted(nodes))}")
         return self._topology.known.name_of(nodes.pop()) if nodes else None
 
@@ -140,12 +139,12 @@ class NodeEvidence:
     def subjects(self) -> Sequence[Naming]:
         """Namings by labels of the alert's subject, not of its exporter."""
         namings = [naming for label in self._naming_labels() if (naming := self._naming(label)) is not None]
-        if self._labels.of(self._identity.node_if_known):
+        if self._labels.of(HOST_LABELS):
             namings += self._named_if_known()
         return namings
 
     def _naming_labels(self) -> Iterator[Label]:
-        for label in self._labels.of(self._identity.node):
+        for label in self._labels.of(NODE_LABELS):
             if label not in self._listings:
                 yield label
         yield from self._labels.under("exported_instance")
@@ -155,7 +154,7 @@ class NodeEvidence:
     def _named_if_known(self) -> Iterator[Naming]:
         if self._is_of_lines:
             return
-        for label in self._labels.of(self._identity.node_if_known):
+        for label in self._labels.of(HOST_LABELS):
             host = host_of(label.value)
             # A scrape adds the address of the exporter's machine.
             if is_address(host) and self._is_relayed:
@@ -188,7 +187,7 @@ class NodeEvidence:
     @once
     def _listings(self) -> Sequence[Label]:  # labels with a host list
         of_exporter = (*self._labels.under("exported_instance"), *self._labels.under("instance"))
-        named = (*self._labels.of(self._identity.node), *of_exporter)
+        named = (*self._labels.of(NODE_LABELS), *of_exporter)
         in_names = [label for label in named if host_lists.is_host_list(label.value)]
         listing = () if self._is_of_lines else self._labels.of(LIST_LABELS)
         return [*(label for label in listing if not label.value.isdigit()), *in_names]
@@ -227,7 +226,7 @@ class NodeEvidence:
         agreeing = [naming for naming in unknown for other in unknown if _agree(naming, other)]
         if not others and not agreeing:
             return node
-        uuid = next(iter(self._labels.of(self._identity.gpu_uuid)))
+        uuid = next(iter(self._labels.of(UUID_LABELS)))
         shown = "; ".join(naming.described(self._topology) for naming in (*others, *agreeing)[:_SHOWN])
         return Unresolved("target_ambiguous", f"{uuid} is a GPU of {node} (by its agent), but {shown}")
 
@@ -253,7 +252,7 @@ class NodeEvidence:
             if is_pushed or not self.is_of_central:
                 shown = "; ".join(naming.described(self._topology) for naming in (*known, instance)[:_SHOWN])
                 return Unresolved("target_ambiguous", f"the alert's subject and its exporter are two nodes: {shown}")
-        ambiguous = self._labels.of(self._identity.node_if_known)
+        ambiguous = self._labels.of(HOST_LABELS)
         if all(naming.label in ambiguous for naming in known):  # such as a hypervisor
             others = [naming for naming in self._rivals(node) if naming.nodes]
             if others:
@@ -327,8 +326,7 @@ class NodeEvidence:
             return Unresolved("target_unknown", refused)
         if self._instance is not None:
             return self._host_in(self._instance.label)
-        names = self._identity.node
-        looked = f"looked for {', '.join(names)}, each also with exported_ before it"
+        looked = f"looked for {', '.join(NODE_LABELS)}, each also with exported_ before it"
         return Unresolved("target_unknown", f"no label names the node ({looked})")
 
     def _undisputed(self, node: str | Unresolved) -> str | Unresolved:
@@ -409,7 +407,7 @@ class NodeEvidence:
             pod = self._pod_at(instance.host) or self._pod_of(instance.host)
             if pod is not None:
                 yield pod, instance.label
-        for label in self._labels.of(self._identity.node):
+        for label in self._labels.of(NODE_LABELS):
             if (pod := self._pod_of(label.value)) is not None and not self._topology.known.find(label.value):
                 yield pod, label
         if (pod := self.own_pod) is not None and not is_behind:

@@ -18,6 +18,15 @@ def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
             return _NOWHERE
 
 
+def counted_nodes(target: Target) -> frozenset[str]:
+    """Return the nodes that a run on the target counts for the breaker and ``min_available``."""
+    match target.kind:
+        case TargetKind.GPU | TargetKind.NODE:
+            return frozenset({target.node}) if target.node else _NOWHERE
+        case TargetKind.JOB | TargetKind.CLUSTER | TargetKind.GROUP:
+            return _NOWHERE
+
+
 def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
     """Return the jobs on a target; for a job, itself."""
     match target.kind:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import StrEnum
 
 from msgspec import Struct
@@ -49,11 +49,7 @@ def merged(earlier: Iterable[Reaction], later: Iterable[Reaction]) -> tuple[Reac
     """Merge reactions of one alert. One with a run stays until another run replaces it."""
     by_playbook = {reaction.playbook: reaction for reaction in earlier if reaction.run_id is not None}
     for reaction in later:
-        if not _keeps_earlier(reaction, by_playbook):
+        is_minor = reaction.run_id is None or reaction.decision == _DUPLICATE
+        if not is_minor or reaction.playbook not in by_playbook:
             by_playbook[reaction.playbook] = reaction
     return tuple(by_playbook.values())
-
-
-def _keeps_earlier(reaction: Reaction, by_playbook: Mapping[str, Reaction]) -> bool:
-    is_minor = reaction.run_id is None or reaction.decision == _DUPLICATE
-    return is_minor and reaction.playbook in by_playbook

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from trainmedic_core import gpu_names
 from trainmedic_core.target import MEMBER_KINDS, Target, TargetKind
+from trainmedic_core.words import few
 from trainmedic_server.domain import host_lists, places
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.topology import Topology
@@ -75,7 +76,10 @@ def resolve(selector: Selector, topology: Topology) -> Selection | Unresolved:
         nodes = _nodes(selector, topology)
         if isinstance(nodes, Unresolved):
             return nodes
-        selection = _gpus(nodes, topology) if selector.kind is TargetKind.GPU else Selection(_node_targets(nodes))
+        if selector.kind is TargetKind.GPU:
+            selection = _gpus(nodes, topology)
+        else:
+            selection = Selection(tuple(Target(TargetKind.NODE, node=node) for node in nodes))
     if isinstance(selection, Unresolved):
         return selection
     if not selection.members:
@@ -192,12 +196,8 @@ def _named_nodes(values: tuple[str, ...] | None, topology: Topology) -> set[str]
         return Unresolved("target_ambiguous", f"{several!r} may be {' or '.join(sorted(found[several]))}")
     unknown = [name for name, nodes in found.items() if not nodes & topology.attributes_by_node.keys()]
     if unknown:
-        return Unresolved("target_unknown", f"there is no node {_few(unknown)}")
+        return Unresolved("target_unknown", f"there is no node {few(unknown, _SHOWN)}")
     return {node for nodes in found.values() for node in nodes}
-
-
-def _node_targets(nodes: Collection[str]) -> tuple[Target, ...]:
-    return tuple(Target(TargetKind.NODE, node=node) for node in nodes)
 
 
 def _gpus(nodes: Collection[str], topology: Topology) -> Selection:
@@ -240,8 +240,8 @@ def _why_empty(selector: Selector, topology: Topology, selection: Selection) -> 
     if selection.left_out:
         contested = [name for name in selection.left_out if "/" in name]
         unreported = [name for name in selection.left_out if "/" not in name]
-        parts = [f"no agent reports the GPUs of {_few(unreported)}"] if unreported else []
-        return "; ".join([*parts, *([f"several nodes report {_few(contested)}"] if contested else [])])
+        parts = [f"no agent reports the GPUs of {few(unreported, _SHOWN)}"] if unreported else []
+        return "; ".join([*parts, *([f"several nodes report {few(contested, _SHOWN)}"] if contested else [])])
     if selector.kind is TargetKind.JOB:
         return "no connected job fits"
     attributes = topology.attributes_by_node.values()
@@ -250,14 +250,8 @@ def _why_empty(selector: Selector, topology: Topology, selection: Selection) -> 
         if name != NAME and not there:
             return f"no node has the attribute {name!r}"
         if name != NAME and not set(there) & set(values):
-            return f"no node has {name}={'|'.join(values)}; there are {_few(there)}"
+            return f"no node has {name}={'|'.join(values)}; there are {few(there, _SHOWN)}"
     return "no node has all of these attributes" if selector.terms else "no node is known"
-
-
-def _few(names: Collection[str]) -> str:
-    shown = list(names)[:_SHOWN]
-    more = len(names) - len(shown)
-    return f"{', '.join(shown)} and {more} more" if more else ", ".join(shown)
 
 
 def of_written(plural: str, written: str | Mapping[str, Collection[str]]) -> Selector:  # a text is `ALL`

@@ -10,7 +10,7 @@ from trainmedic_core import gpu_names
 from trainmedic_core.target import LONGEST_NAME, Target, TargetKind
 from trainmedic_server.domain import job_place
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
-from trainmedic_server.domain.identity import IdentityLabels, Unresolved
+from trainmedic_server.domain.identity import INDEX_LABELS, JOB_LABELS, PCI_LABELS, UUID_LABELS, Unresolved
 from trainmedic_server.domain.node_evidence import UNKNOWN, NodeEvidence, host_of
 from trainmedic_server.domain.node_names import is_address
 from trainmedic_server.domain.topology import Topology
@@ -23,20 +23,19 @@ def resolve(
     kind: TargetKind,
     labels: Mapping[str, str],
     topology: Topology,
-    identity: IdentityLabels = IdentityLabels(),
 ) -> Target | Unresolved:
     """Return the target named by `labels`. Ambiguous or unknown names are refused, never guessed."""
     match kind:
         case TargetKind.CLUSTER:
             return Target(kind)
         case TargetKind.JOB:
-            job = job_named_by(labels, topology, identity)
+            job = job_named_by(labels, topology)
             return job if isinstance(job, Unresolved) else Target(kind, job=job)
         case TargetKind.NODE:
-            node = node_named_by(labels, topology, identity)
+            node = node_named_by(labels, topology)
             return node if isinstance(node, Unresolved) else Target(kind, node=node)
         case TargetKind.GPU:
-            return _gpu(AlertLabels(labels), topology, identity)
+            return _gpu(AlertLabels(labels), topology)
         case TargetKind.GROUP:
             return Unresolved("target_unknown", "labels name no group; a playbook selects it")
 
@@ -77,33 +76,28 @@ def placed_gpu(node: str, gpu: str, topology: Topology) -> Target | Unresolved:
     """Return the GPU given in a playbook. Refused if its UUID belongs to another node."""
     if gpu_names.is_of_one_node(gpu):
         return Target(TargetKind.GPU, node=node, gpu=gpu)
-    labels = AlertLabels({"node": node, "uuid": gpu})
-    return _gpu(labels, topology, IdentityLabels(gpu_uuid=("uuid",), gpu_index=(), gpu_pci=(), node=("node",)))
+    return _gpu(AlertLabels({"node": node, "uuid": gpu}), topology)
 
 
-def job_named_by(
-    labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
-) -> str | Unresolved:
+def job_named_by(labels: Mapping[str, str], topology: Topology) -> str | Unresolved:
     """Return the job of the labels. Refused if it runs elsewhere than they say."""
     alert_labels = AlertLabels(labels)
-    job = job_in_labels(alert_labels, topology, identity)
+    job = job_in_labels(alert_labels, topology)
     if isinstance(job, Unresolved):
         return job
-    return job_place.contradiction(job, alert_labels, topology, identity) or job
+    return job_place.contradiction(job, alert_labels, topology) or job
 
 
-def gpu_named_by(labels: Mapping[str, str], identity: IdentityLabels = IdentityLabels()) -> str | Unresolved:
-    return _named_gpu(AlertLabels(labels), identity)
+def gpu_named_by(labels: Mapping[str, str]) -> str | Unresolved:
+    return _named_gpu(AlertLabels(labels))
 
 
-def node_named_by(
-    labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
-) -> str | Unresolved:
-    return NodeEvidence(AlertLabels(labels), topology, identity).node()
+def node_named_by(labels: Mapping[str, str], topology: Topology) -> str | Unresolved:
+    return NodeEvidence(AlertLabels(labels), topology).node()
 
 
 def node_reasons(labels: Mapping[str, str], topology: Topology) -> tuple[str, ...]:
-    return tuple(NodeEvidence(AlertLabels(labels), topology, IdentityLabels()).reasons())
+    return tuple(NodeEvidence(AlertLabels(labels), topology).reasons())
 
 
 def named_node(name: str, topology: Topology) -> str | Unresolved:
@@ -119,11 +113,11 @@ def named_node(name: str, topology: Topology) -> str | Unresolved:
     return node or host
 
 
-def job_in_labels(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | Unresolved:
+def job_in_labels(labels: AlertLabels, topology: Topology) -> str | Unresolved:
     """Return the job of the labels, wherever it runs."""
     sets = [label.value for label in labels.of(_JOBSET)]
     is_part = (lambda label: any(_is_part_of(label.value, name) for name in sets)) if sets else None
-    named = _single(labels, identity.job, "job", is_skipped=is_part)
+    named = _single(labels, JOB_LABELS, "job", is_skipped=is_part)
     if isinstance(named, str) or named.reason == "target_ambiguous":
         return named
     # One of the pods may be the exporter's, which has no job.
@@ -133,13 +127,13 @@ def job_in_labels(labels: AlertLabels, topology: Topology, identity: IdentityLab
     return jobs.pop() if jobs else named
 
 
-def _gpu(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> Target | Unresolved:
-    gpu = _named_gpu(labels, identity)
+def _gpu(labels: AlertLabels, topology: Topology) -> Target | Unresolved:
+    gpu = _named_gpu(labels)
     if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
         return gpu
-    node = NodeEvidence(labels, topology, identity).node()
+    node = NodeEvidence(labels, topology).node()
     if isinstance(gpu, Unresolved) and isinstance(node, str):  # an index and an address may name the same card
-        gpu = _named_gpu(labels, identity, same=lambda name: topology.agents.uuid_key(name, node))
+        gpu = _named_gpu(labels, same=lambda name: topology.agents.uuid_key(name, node))
     if isinstance(gpu, Unresolved):
         return gpu
     if isinstance(node, Unresolved):
@@ -149,10 +143,8 @@ def _gpu(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> T
     return Target(TargetKind.GPU, node=node, gpu=gpu if reported is None else reported.uuid)
 
 
-def _named_gpu(
-    labels: AlertLabels, identity: IdentityLabels, same: Callable[[str], str] = gpu_names.key
-) -> str | Unresolved:
-    uuids = [label for label in labels.of(identity.gpu_uuid) if not gpu_names.is_of_one_node(label.value)]
+def _named_gpu(labels: AlertLabels, same: Callable[[str], str] = gpu_names.key) -> str | Unresolved:
+    uuids = [label for label in labels.of(UUID_LABELS) if not gpu_names.is_of_one_node(label.value)]
     cards = {gpu_names.uuid_key(label.value): gpu_names.card_uuid(label.value) for label in uuids}
     if len(cards) > 1:
         shown = ", ".join(f"{label.name.lower()}={label.value!r}" for label in uuids)
@@ -160,12 +152,12 @@ def _named_gpu(
     uuid = next(iter(cards.values()), None)
     if uuid is not None and not gpu_names.is_mig(uuid):
         return uuid
-    others = (*(identity.gpu_uuid if uuid is None else ()), *identity.gpu_index)
+    others = (*(UUID_LABELS if uuid is None else ()), *INDEX_LABELS)
     gpu = _single(labels, others, "GPU", same)
-    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown" and identity.gpu_pci:
-        gpu = _single(labels, identity.gpu_pci, "GPU", same, lambda label: not gpu_names.normal_pci(label.value))
+    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
+        gpu = _single(labels, PCI_LABELS, "GPU", same, lambda label: not gpu_names.normal_pci(label.value))
         if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
-            gpu = _not_named((*others, *identity.gpu_pci), "GPU")
+            gpu = _not_named((*others, *PCI_LABELS), "GPU")
     if isinstance(gpu, Unresolved) and uuid is not None and gpu.reason == "target_unknown":
         return Unresolved("target_unknown", f"{uuids[0]} is a MIG instance, and no label names the card that it is on")
     return gpu

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from datetime import datetime
 
 from msgspec.structs import replace
 
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
-from trainmedic_server.domain import available_nodes, beginnings, group, group_events, selectors, target_modes
+from trainmedic_server.domain import available_nodes, beginnings, group, group_events, places, selectors, target_modes
 from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import EVENT, Alert, AlertRecord, AlertStatus, Identity, RejectedAlert
@@ -33,7 +33,8 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 FirstPlan = Callable[[StartedRun, datetime], RunPlan | None]
 """Returns None to leave the plan to the driver."""
-_ADMITTED = frozenset({Decision.STARTED, Decision.JOINED, Decision.OBSERVE_ONLY})  # with a run
+_WITH_STEPS = (Decision.STARTED, Decision.OBSERVE_ONLY)
+_ADMITTED = (*_WITH_STEPS, Decision.JOINED)
 _TARGET_NOT_FOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
@@ -306,32 +307,31 @@ class Admitter:
             definition.guards, mode, facts, controls, self._limits, alert.starts_at, self._now, self._ago, pause,
             definition.windows,
         )  # fmt: skip
-        short = self._min_available_refusal(candidate.playbook, target, outcome.decision)
-        if short is not None:
+        nodes = places.counted_nodes(target) if outcome.decision in _WITH_STEPS else frozenset[str]()
+        minimum = definition.guards.min_available
+        if minimum is not None and (short := self._shortage(nodes, minimum)) is not None:
             return guards.GuardDecision(Decision.CAPACITY_LIMITED, short)
         if outcome.decision is Decision.OBSERVE_ONLY:
             return guards.GuardDecision(Decision.OBSERVE_ONLY, why)
         if outcome.decision is Decision.STARTED and selection is not None and mode is Mode.ENFORCE:
             # In mode approve, a person approves the list instead.
-            nodes = selectors.nodes_of(selection.members, self._facts.topology)
+            of_all = selectors.nodes_of(selection.members, self._facts.topology)
             acted_on, known_nodes = self._facts.nodes_acted_on, self._facts.known_nodes
-            reason = guards.why_group_refused(nodes, acted_on, known_nodes, self._limits)
+            reason = guards.why_group_refused(of_all, acted_on, known_nodes, self._limits)
             if reason is not None:
                 return guards.GuardDecision(Decision.BREAKER_OPEN, reason)
-        if outcome.decision is Decision.STARTED and target.node is not None:
-            reason = guards.why_breaker_opens(
-                {target.node}, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
-            )
+        if outcome.decision is Decision.STARTED and nodes:
+            acted_on, known_nodes = self._facts.nodes_acted_on, self._facts.known_nodes
+            reason = guards.why_breaker_opens(nodes, acted_on, known_nodes, self._limits)
             if reason is not None:
                 self._open_breaker(reason)
                 return guards.GuardDecision(Decision.BREAKER_OPEN, reason)
         return outcome
 
-    def _min_available_refusal(self, playbook: CompiledPlaybook, target: Target, decision: Decision) -> str | None:
-        minimum = playbook.definition.guards.min_available
-        if minimum is None or target.node is None or decision not in (Decision.STARTED, Decision.OBSERVE_ONLY):
-            return None
-        return available_nodes.shortage(target.node, minimum, self._facts.topology, self._facts.nodes_taken)
+    def _shortage(self, nodes: Set[str], minimum: float) -> str | None:
+        topology, taken = self._facts.topology, self._facts.nodes_taken
+        shortages = (available_nodes.shortage(node, minimum, topology, taken) for node in nodes)
+        return next((why for why in shortages if why is not None), None)
 
     def selection(self, target: Target) -> Selection | Unresolved:
         if target.key not in self._selections:
@@ -363,13 +363,13 @@ class Admitter:
         if isinstance(candidate.target, Unresolved):  # the jobs on it are not known
             return candidate.target.why
         outcome = self._guard_member(candidate, gone)
-        short = self._min_available_refusal(candidate.playbook, target, outcome.decision)
-        if short is not None:
+        nodes = places.counted_nodes(target) if outcome.decision in _WITH_STEPS else frozenset[str]()
+        minimum = candidate.playbook.definition.guards.min_available
+        if minimum is not None and (short := self._shortage(nodes, minimum)) is not None:
             return short
-        if outcome.decision is Decision.STARTED and target.node is not None and not vouched:
-            reason = guards.why_breaker_opens(
-                {target.node}, self._facts.nodes_acted_on, self._facts.known_nodes, self._limits
-            )
+        if outcome.decision is Decision.STARTED and not vouched:
+            acted_on, known_nodes = self._facts.nodes_acted_on, self._facts.known_nodes
+            reason = guards.why_breaker_opens(nodes, acted_on, known_nodes, self._limits)
             if reason is not None:
                 return reason
         run = self._new_run(record, candidate, outcome, parent)
@@ -429,11 +429,12 @@ class Admitter:
         return mode, next((why for each, why in modes if each is mode), "") if mode is Mode.OBSERVE else ""
 
     def _guard_facts(self, candidate: Candidate) -> GuardFacts:
-        key, per_target = candidate.key, guards.counts_per_target(candidate.playbook.definition.guards)
+        key = candidate.key
         facts = self._facts.guards.get(key, GuardFacts())
-        started, opened = self._started[key if per_target else key[0]], self._opened[key[0]]
-        if not started and not opened:
+        if not self._started[key[0]]:
             return facts
+        per_target = guards.counts_per_target(candidate.playbook.definition.guards)
+        started, opened = self._started[key if per_target else key[0]], self._opened[key[0]]
         return replace(facts, started=facts.started + started, open_runs=facts.open_runs + opened)
 
     def _open_breaker(self, reason: str) -> None:
@@ -447,7 +448,7 @@ class Admitter:
         run = self._new_run(record, candidate, outcome)
         self._runs[run.id] = run
         self._link(run.id, record, LinkedRun(run.id, *candidate.key, run.status, run.decision))
-        frozen = self._freeze_members(run)
+        frozen = self._freeze_members(run) if run.is_group else None
         content = DECIDED[run.decision](run.alert_name, run.playbook, candidate.key[1], outcome.why or None)
         if self._by_hand is None:
             content = content if run.repeats is None else replace(content, repeats=run.repeats)
@@ -467,7 +468,7 @@ class Admitter:
         return run
 
     def _freeze_members(self, run: Run) -> group_events.GroupFrozen | None:
-        if not run.is_group or run.status is Status.NOT_STARTED or run.is_limited:
+        if run.status is Status.NOT_STARTED or run.is_limited:
             return None
         assert run.target is not None
         selection = self.selection(run.target)
@@ -490,7 +491,7 @@ class Admitter:
     ) -> Run:
         playbook, decision = candidate.playbook, outcome.decision
         mode, _ = self._mode_and_reason(playbook, candidate.target, candidate.also)
-        starts = decision in (Decision.STARTED, Decision.OBSERVE_ONLY)
+        starts = decision in _WITH_STEPS
         reports_limit = parent is None and self._reports_limit(candidate, decision)
         asks = mode is Mode.APPROVE and parent is None
         phases: Sequence[str] = PHASES
@@ -551,13 +552,13 @@ class Admitter:
         else:  # only observed, so it has ended
             facts = self._facts.guards.get(candidate.key, GuardFacts())
             self._facts.guards[candidate.key] = replace(facts, last_ended_at=self._now)
-        if run.target is not None and run.target.node is not None:
-            self._nodes.add(run.target.node)
-            self._facts.known_nodes.add(run.target.node)
-            if run.is_open:
-                self._facts.nodes_acted_on.add(run.target.node)
-                if guards.keeps_capacity(candidate.playbook):
-                    self._facts.nodes_taken.add(run.target.node)
+        nodes = places.counted_nodes(run.target) if run.target is not None else frozenset[str]()
+        self._nodes |= nodes
+        self._facts.known_nodes |= nodes
+        if run.is_open:
+            self._facts.nodes_acted_on |= nodes
+            if candidate.playbook.definition.guards.min_available is not None:
+                self._facts.nodes_taken |= nodes
 
     def _save_record(self, record: AlertRecord) -> None:
         identity = record.alert.identity

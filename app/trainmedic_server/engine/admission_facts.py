@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct, field
 
 from trainmedic_core.target import Target
+from trainmedic_server.domain import places
 from trainmedic_server.domain.alert import EVENT, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.run import Controls
@@ -20,18 +21,18 @@ from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 
 
-class AdmissionFacts(Struct):
-    records: dict[Identity, AlertRecord]
-    firing: dict[str, dict[Identity, AlertRecord]]
+class AdmissionFacts(Struct, kw_only=True):
+    records: dict[Identity, AlertRecord] = field(default_factory=dict)
+    firing: dict[str, dict[Identity, AlertRecord]] = field(default_factory=dict)
     """By fingerprint; read only for alerts that resolve in these deliveries."""
-    newest: dict[str, AlertRecord]  # of events, by fingerprint
-    linked: dict[Identity, list[LinkedRun]]  # runs of each alert, oldest first
-    open_runs: dict[Key, str]  # run IDs
-    guards: dict[Key, GuardFacts]
-    controls: Controls
-    nodes_acted_on: set[str]  # in the breaker's window
+    newest: dict[str, AlertRecord] = field(default_factory=dict)  # of events, by fingerprint
+    linked: dict[Identity, list[LinkedRun]] = field(default_factory=dict)  # runs of each alert, oldest first
+    open_runs: dict[Key, str] = field(default_factory=dict)  # run IDs
+    guards: dict[Key, GuardFacts] = field(default_factory=dict)
+    controls: Controls = Controls()
+    nodes_acted_on: set[str] = field(default_factory=set)  # in the breaker's window
     known_nodes: set[str]  # of which the breaker takes its share
-    topology: Topology = field(default_factory=Topology)
+    topology: Topology
     memories: dict[Key, RunMemory] = field(default_factory=dict)  # only of playbooks that use ``runs``
     limited: dict[str, set[str]] = field(default_factory=dict)
     """Targets by playbook, as `Transaction.limited_since`."""
@@ -121,10 +122,6 @@ def for_members(
     keys = {candidate.key for candidate in candidates}
     controls = tx.controls()
     return AdmissionFacts(
-        records={},
-        firing={},
-        newest={},
-        linked={},
         open_runs=tx.open_runs_for(keys),
         guards=tx.guard_facts(keys, {}),  # without starts: `max_runs` counts the group once, as its parent
         controls=controls,
@@ -137,12 +134,12 @@ def for_members(
 
 
 def _nodes_taken(tx: Transaction, candidates: Sequence[Candidate], catalog: Catalog, ago: Ago) -> set[str]:
-    if not any(guards.keeps_capacity(each.playbook) for each in candidates):
+    if all(each.playbook.definition.guards.min_available is None for each in candidates):
         return set()
-    keeping = {each.definition.name for each in catalog.all() if guards.keeps_capacity(each)}
+    keeping = {each.definition.name for each in catalog.all() if each.definition.guards.min_available is not None}
     targets = (Target.of_key(key) for playbook, key in tx.open_targets() if playbook in keeping)
     # The topology does not show yet what has just ended.
-    return {target.node for target in targets if target.node is not None} | tx.nodes_acted_on(ago(_TOPOLOGY_LAG))
+    return tx.nodes_acted_on(ago(_TOPOLOGY_LAG)).union(*map(places.counted_nodes, targets))
 
 
 def counted_since(playbooks: Iterable[CompiledPlaybook], ago: Ago) -> Mapping[str, datetime]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Protocol
 
 from trainmedic_server import telemetry
 from trainmedic_server.domain import agent_life
@@ -18,7 +17,8 @@ from trainmedic_server.domain.node_names import NodeNames
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.absence_detection import AbsenceDetection
 from trainmedic_server.errors import BusUnavailable
-from trainmedic_server.ports.outside import Clock, Presence
+from trainmedic_server.ports.jobs import PresenceSource
+from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=10)
@@ -27,16 +27,12 @@ _LATEST_LOOK = timedelta(seconds=30)  # A later check means that the server was 
 log = telemetry.logger(__name__)
 
 
-class AgentSource(Protocol):
-    async def agents(self) -> list[Presence]: ...
-
-
 class AgentWatch:
     """``ago`` excludes downtimes; ``elapsed`` is a monotonic clock in seconds."""
 
     def __init__(
         self,
-        source: AgentSource,
+        source: PresenceSource,
         store: RunStore,
         clock: Clock,
         metrics: telemetry.Metrics,

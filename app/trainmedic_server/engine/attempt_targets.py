@@ -8,6 +8,7 @@ from typing import cast
 from trainmedic.errors import described
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors, telemetry
+from trainmedic_server.domain import places
 from trainmedic_server.domain.destinations import command_id_of
 from trainmedic_server.domain.run import Run
 from trainmedic_server.engine import performing
@@ -44,7 +45,7 @@ def nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Sequ
     action_class = actions.action_class(state.action or "")
     if act.undo or action_class is None or not action_class.harmful:
         return set()
-    nodes = {target.node for target in targets if target.node is not None}
+    nodes = set[str]().union(*map(places.counted_nodes, targets))
     if performing.has_methods_of(action_class, NodeTouchingAction):
         try:
             params = action_class.Params.model_validate(state.params, context=ON_RECORD)

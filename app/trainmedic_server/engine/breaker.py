@@ -12,6 +12,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from trainmedic_server import telemetry
+from trainmedic_server.domain import places
 from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import BreakerOpened
 from trainmedic_server.domain.run import Controls, Run
@@ -55,7 +56,7 @@ class Breaker:
         if not nodes:
             return None
         since = self._counts_from(self._controls())
-        of_target = {run.target.node} if run.target and run.target.node else set()
+        of_target = places.counted_nodes(run.target) if run.target is not None else frozenset[str]()
         if nodes <= of_target and run.created_at > since:
             return None  # admission has counted it
         own = of_target if has_acted else frozenset[str]()

@@ -6,6 +6,7 @@ the node. Without changes it locks nothing, except on a job. Unknown actions cou
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -100,20 +101,14 @@ def _whole_node(target: Target) -> Target:
     return Target(TargetKind.NODE, node=target.node) if is_gpu else target
 
 
-def _changes_whole_node(action_class: type[Action] | None) -> bool:
-    return bool(getattr(action_class, "changes_node", False))
+def _has(trait: str, action_class: type[Action] | None) -> bool:  # one of `ActionTraits`
+    return bool(getattr(action_class, trait, False))
 
 
-def _changes_elsewhere(action_class: type[Action] | None) -> bool:
-    return bool(getattr(action_class, "changes_elsewhere", False))
-
-
-def _changes_only_disks(action_class: type[Action] | None) -> bool:
-    return bool(getattr(action_class, "changes_disks_only", False))
-
-
-def _leaves_disks(action_class: type[Action] | None) -> bool:
-    return bool(getattr(action_class, "leaves_disks", False))
+_changes_whole_node = functools.partial(_has, "changes_node")
+_changes_elsewhere = functools.partial(_has, "changes_elsewhere")
+_changes_only_disks = functools.partial(_has, "changes_disks_only")
+_leaves_disks = functools.partial(_has, "leaves_disks")
 
 
 def _reaches_disks(action_class: type[Action] | None, params: Mapping[str, Any]) -> bool:

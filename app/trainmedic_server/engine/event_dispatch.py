@@ -15,7 +15,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.loops import Sleep
-from trainmedic_server.ports.store import RunStore, Transaction
+from trainmedic_server.ports.store import History, RunStore, Transaction
 
 _LOOK_EVERY = timedelta(seconds=1)
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0  # seconds
@@ -40,16 +40,11 @@ class EventListener(Protocol):
         ...
 
 
-class EventSource(Protocol):
-    async def events_after(self, seq: int, limit: int, kinds: Collection[str] = ()) -> list[Event]: ...
-    async def last_seq(self) -> int: ...
-
-
 class EventDispatcher:
     def __init__(
         self,
         store: RunStore,
-        source: EventSource,
+        source: History,
         listener: EventListener,
         metrics: telemetry.Metrics,
         sleep: Sleep = asyncio.sleep,

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from trainmedic_core import duration
+from trainmedic_core import duration, words
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain import selectors, target_resolution, upcoming
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
-from trainmedic_server.domain.job_verdict import VerdictsOnJob
-from trainmedic_server.domain.memory import RunMemory
 from trainmedic_server.domain.playbook import PHASES, Guards, Mode, Playbook
-from trainmedic_server.domain.run import Controls, Decision
+from trainmedic_server.domain.run import Decision
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.shares import Percentage
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import capacity, forecast, matching, rollout, step_sequence, windows
+from trainmedic_server.engine import admission_facts, capacity, claims, forecast, matching, rollout, step_sequence
+from trainmedic_server.engine import windows as allowed_times
 from trainmedic_server.engine.admission import Admitter
 from trainmedic_server.engine.admission_facts import AdmissionFacts
 from trainmedic_server.engine.capacity import Capacity
+from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.forecast import StepPlan
 from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
 from trainmedic_server.ports.actions import Actions
@@ -70,20 +71,52 @@ class ExplainedAlert(Struct, frozen=True):
 
 
 class ExplainContext(Struct, frozen=True):
-    """`holder` returns the run that a new run would wait for. `is_live`: guards have facts of a run store."""
+    """`holders`: the runs that new runs would wait for. `is_live`: guards have facts of a run store."""
 
+    facts: AdmissionFacts
     actions: Actions
     limits: EngineLimits
     now: datetime
     ago: Ago
-    holder: Callable[[matching.Key], str | None] = lambda key: None
-    verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
-    topology: Topology = field(default_factory=Topology)
-    memories: Mapping[matching.Key, RunMemory] = field(default_factory=dict)
+    holders: Mapping[matching.Key, str | None] = {}
     is_live: bool = False
 
+    @property
+    def topology(self) -> Topology:
+        return self.facts.topology
 
-def prepared(
+
+async def of_server(
+    services: EngineServices, alerts: Sequence[Alert], at: datetime | None
+) -> tuple[ExplainedAlert, ...]:
+    """Explain each playbook's reaction if the alerts were delivered now. Raises StoreUnavailable.
+
+    `at` is the time of the decision. Guards count their periods from now.
+    """
+    topology = services.topology()
+    mapped = [services.alert_map().apply(alert) for alert in alerts]
+    names = {each.alert.name for each in mapped}
+    by_name = {each.definition.name: each for name in names for each in services.catalog.for_alert(name)}
+    playbooks = [by_name[name] for name in sorted(by_name)]
+    # Use threads: a thousand alerts take 1 s, during which webhooks need answers.
+    delivery = await asyncio.to_thread(_prepared, services.catalog.for_alert, mapped, topology)
+    ago = services.timeline.by_clock()
+    facts = await services.store.transact(
+        lambda tx: admission_facts.read(tx, [delivery], services.limits, ago, topology, services.catalog)
+    )
+    holders = {
+        candidate.key: services.locks.holder(
+            claims.of_playbook(candidate.playbook, candidate.target, services.actions, candidate.also)
+        )
+        for candidate in delivery.candidates
+        if isinstance(candidate.target, Target)
+    }
+    now = at or services.clock.now()
+    context = ExplainContext(facts, services.actions, services.limits, now, ago, holders, is_live=True)
+    return await asyncio.to_thread(_explain, playbooks, delivery, context)
+
+
+def _prepared(
     playbooks_for: Callable[[str], Sequence[CompiledPlaybook]], mapped: Sequence[MappedAlert], topology: Topology
 ) -> PreparedDelivery:
     # All reasons of playbooks that do not match, while the intake stores a few.
@@ -95,14 +128,14 @@ def prepared(
     return PreparedDelivery(Delivery("", datetime.min, "", "", "", alerts), tuple(matched))
 
 
-def explain(
-    playbooks: Sequence[CompiledPlaybook], delivery: PreparedDelivery, facts: AdmissionFacts, context: ExplainContext
+def _explain(
+    playbooks: Sequence[CompiledPlaybook], delivery: PreparedDelivery, context: ExplainContext
 ) -> tuple[ExplainedAlert, ...]:
     """Explain each alert as if those before it were admitted."""
     by_name = {playbook.definition.name: playbook for playbook in playbooks}
-    guard_facts = dict(facts.guards)  # the admission changes the original
+    guard_facts = dict(context.facts.guards)  # the admission changes the original
     numbers = itertools.count(1)
-    admitter = Admitter(facts, context.limits, lambda: f"{_IMAGINED}{next(numbers)}", context.now, context.ago)
+    admitter = Admitter(context.facts, context.limits, lambda: f"{_IMAGINED}{next(numbers)}", context.now, context.ago)
     explained = []
     for alert, matched in zip(delivery.delivery.alerts, delivery.matched, strict=True):
         admission = admitter.admit(PreparedDelivery(replace(delivery.delivery, alerts=(alert,)), (matched,)))
@@ -130,16 +163,10 @@ def alone(
 ) -> tuple[ExplainedAlert, ...]:
     """Explain the alerts as if there were no earlier runs, pauses or open breaker."""
     mapped = [alert_map.apply(alert) for alert in alerts]
-    delivery = prepared(playbooks_for, mapped, topology)
-    known_nodes = matching.nodes_named([delivery]) | topology.nodes
-    facts = AdmissionFacts({}, {}, {}, {}, {}, {}, Controls(), set(), known_nodes, topology)
+    delivery = _prepared(playbooks_for, mapped, topology)
+    facts = AdmissionFacts(known_nodes=matching.nodes_named([delivery]) | topology.nodes, topology=topology)
     playbooks = [playbook for each in mapped for playbook in playbooks_for(each.alert.name)]
-    return explain(
-        playbooks,
-        delivery,
-        facts,
-        ExplainContext(actions, limits, now, lambda span: now - span, verdicts=topology.verdicts, topology=topology),
-    )
+    return _explain(playbooks, delivery, ExplainContext(facts, actions, limits, now, lambda span: now - span))
 
 
 def explain_for_a_test(
@@ -201,7 +228,6 @@ def _reacting(
         parts = [(members[0], step_sequence.MEMBER_PHASES), (target, step_sequence.PARENT_PHASES)]
     steps: list[StepPlan] = []
     for of, phases in parts:
-        memory = context.memories.get((definition.name, of.key))
         steps += forecast.step_plans(
             playbook,
             context.actions,
@@ -209,21 +235,21 @@ def _reacting(
             of,
             mode,
             context.now,
-            context.verdicts,
+            context.topology.verdicts,
             also=first.also,
             phases=phases,
-            memory=memory,
+            memory=context.facts.memories.get((definition.name, of.key)),
         )
     return replace(
         explanation,
         target=target.key,
-        waits_for=context.holder(candidate.key) if explanation.decision is Decision.STARTED else None,
+        waits_for=context.holders.get(candidate.key) if explanation.decision is Decision.STARTED else None,
         guards=(
             *_next_times(definition, context.now),
             *_rollout(definition, target, members, context.topology),
             *_observed(playbook, members, admitter),
             *_guards(definition.guards, facts, context.ago),
-            *windows.sentences(definition.windows),
+            *allowed_times.sentences(definition.windows),
         ),
         steps=tuple(steps),
     )
@@ -240,8 +266,7 @@ def _observed(playbook: CompiledPlaybook, members: Sequence[Target], admitter: A
     observed = [member.key for member in members if admitter.mode_of(playbook, member) is Mode.OBSERVE]
     if not observed or len(observed) == len(members):
         return ()
-    shown, more = ", ".join(observed[:_SHOWN]), len(observed) - _SHOWN
-    return (f"only observed: {shown}{f' and {more} more' if more > 0 else ''}",)
+    return (f"only observed: {words.few(observed, _SHOWN)}",)
 
 
 def _next_times(definition: Playbook, now: datetime) -> tuple[str, ...]:
@@ -253,12 +278,12 @@ def _rollout(definition: Playbook, target: Target, members: Sequence[Target], to
     if not members:
         return ()
     settings, total = definition.rollout or rollout.DEFAULTS, len(members)
-    shown, more = ", ".join(member.key for member in members[:_SHOWN]), total - _SHOWN
+    shown = words.few([member.key for member in members], _SHOWN)
     sizes = [settings.batch(index, total) for index in range(_SHOWN)]
     begin = list(itertools.takewhile(lambda index: sum(sizes[:index]) < total, range(_SHOWN)))
     batches = ", ".join(str(min(sizes[index], total - sum(sizes[:index]))) for index in begin)
     return (
-        f"members: {total}: {shown}{f' and {more} more' if more > 0 else ''}; the steps are those of the first",
+        f"members: {total}: {shown}; the steps are those of the first",
         f"rollout: batches of {batches}{', …' if sum(sizes) < total else ''}; "
         f"at most {settings.errors_allowed(total)} may fail",
         *_unavailable(capacity.of(settings, target, members, topology, {})),

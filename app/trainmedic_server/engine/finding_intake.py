@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple, Self
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from trainmedic_core.target import TargetKind
 from trainmedic_logs.domain import known_finding
 from trainmedic_logs.domain.finding import CLAIMED_JOB, Finding
 from trainmedic_logs.domain.finding_codec import FindingUpdate
 from trainmedic_logs.domain.known_finding import Episode, EpisodeKey, FindingEnd, KnownExcerpt, KnownFinding
-from trainmedic_logs.lines.rule import LogRule, RuleSet
+from trainmedic_logs.lines.rule import Confirmation, LogRule, RuleSet
 from trainmedic_logs.rules import alert_decisions, finding_ends
 from trainmedic_logs.rules.finding_ends import EndFacts
 from trainmedic_logs.rules.finding_targets import claimed_job
 from trainmedic_server import telemetry
+from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.job_life import JobLife, LifeState
+from trainmedic_server.domain.target_resolution import job_named_by, node_named_by
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import finding_claims, finding_confirmation, job_failure, loops
+from trainmedic_server.engine import finding_claims, job_failure, loops
 from trainmedic_server.engine.finding_alerts import labels_of_rule
-from trainmedic_server.engine.node_watch import NodeWatch
+from trainmedic_server.engine.node_watch import JobProgress, NodeWatch
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
@@ -265,7 +269,7 @@ class FindingIntake:
             booted_at=self._nodes.booted_at,
             jobs=progress.keys(),
             agents=self._nodes.agents,
-            has_gone_on=functools.partial(finding_confirmation.has_gone_on, lives, progress),
+            has_gone_on=functools.partial(_has_gone_on, lives, progress),
         )
         ends = {known.id: finding_ends.end_of(known, rules.get(known.rule), facts) for known in open_findings}
         over = [finding_ends.ended(known, end, now) for known in open_findings if (end := ends[known.id]) is not None]
@@ -288,7 +292,7 @@ class FindingIntake:
                 continue
             alertnames = set(confirm.by) - rules.keys()
             firing = tx.firing(_MOST_FIRING, alertnames) if alertnames else []
-            by = finding_confirmation.confirmed_by(known, confirm, others, firing, topology)
+            by = _confirmed_by(known, confirm, others, firing, topology)
             if by:
                 raised = alert_decisions.with_alert(known, rule, self._clock.now())
                 confirmed.append(replace(raised, confirmed_by=by))
@@ -320,3 +324,46 @@ def _most_excerpts(known: KnownFinding) -> int:
     if job_failure.is_dump_digest(known):
         return _MOST_DIGESTS
     return _MOST_KILLS if job_failure.is_kernel_kill(known) else MOST_EXCERPTS
+
+
+def _has_gone_on(
+    lives: Mapping[str, JobLife],
+    progress_of: Mapping[str, JobProgress],
+    known: KnownFinding,
+    job: str,
+    is_silent: bool,
+) -> bool:
+    """Return whether the job ended normally, or steps again: in another process, or if the finding `is_silent`."""
+    life, progress = lives.get(job), progress_of.get(job)
+    if life is not None and life.state is LifeState.ENDED and life.since > known.heard_at:
+        return True
+    if progress is None or progress.progressed_at is None or progress.progressed_at <= known.heard_at:
+        return False
+    is_another = progress.began_at is not None and progress.began_at > known.last_at
+    return is_another or is_silent
+
+
+def _confirmed_by(
+    known: KnownFinding,
+    confirm: Confirmation,
+    others: Iterable[KnownFinding],
+    firing: Iterable[AlertRecord],
+    topology: Topology,
+) -> str:
+    """Return the name of the rule or alert that confirms a finding; empty if none does."""
+    if by := finding_ends.confirmed_by(known, confirm, others):
+        return by
+    for record in firing:
+        alert = record.alert
+        is_near = finding_ends.is_within(known, alert.starts_at, record.last_heard_at, confirm.within)
+        if alert.name in confirm.by and is_near and _is_about(known, alert.labels, topology):
+            return alert.name
+    return ""
+
+
+def _is_about(known: KnownFinding, labels: Mapping[str, str], topology: Topology) -> bool:
+    node, job = node_named_by(labels, topology), job_named_by(labels, topology)
+    nodes = known.nodes | ({known.target.node} if known.target.kind is not TargetKind.JOB else set())
+    return (isinstance(node, str) and node in nodes) or (
+        isinstance(job, str) and job == (known.target.job or known.origin.job)
+    )

@@ -18,7 +18,6 @@ from trainmedic_server.domain.run import Controls, Decision, Status
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.engine import windows as allowed_times
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 
@@ -87,10 +86,6 @@ def again_at(again: Again | None, acted: Sequence[LinkedRun]) -> datetime | None
 
 def times_left(again: Again, acted: Sequence[LinkedRun]) -> int:
     return again.times - sum(run.is_again for run in acted)
-
-
-def keeps_capacity(playbook: CompiledPlaybook) -> bool:
-    return playbook.definition.guards.min_available is not None
 
 
 def counts_per_target(guards: Guards) -> bool:

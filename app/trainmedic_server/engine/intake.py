@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -27,7 +27,7 @@ from trainmedic_server.engine.admission_changes import AdmissionChanges
 from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.first_plans import KeptTargets
-from trainmedic_server.engine.matching import MatchedAlert, PreparedDelivery
+from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
 from trainmedic_server.ports.alert_map import AlertMap
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
@@ -41,15 +41,25 @@ _UNPROVEN_EVERY = 3600.0  # Seconds between two warnings about a playbook and an
 log = telemetry.logger(__name__)
 
 
+def admitter_of_one(
+    tx: Transaction, services: EngineServices, alert: Alert, candidate: Candidate, topology: Topology
+) -> Admitter:
+    """Return what decides on one candidate, without a delivery."""
+    now, ago = services.clock.now(), services.timeline.by_clock()
+    delivery = Delivery("", now, "", "", "", (alert,))
+    prepared = PreparedDelivery(delivery, (MatchedAlert((candidate,)),))
+    facts = admission_facts.read(tx, [prepared], services.limits, ago, topology, services.catalog)
+    return Admitter(facts, services.limits, services.new_id, now, ago)
+
+
 class AdmittedBatch(Struct, frozen=True):
     replies: tuple[Admission, ...]
     changes: AdmissionChanges
 
 
 class DeliveryIntake:
-    def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
+    def __init__(self, services: EngineServices) -> None:
         self._services, metrics = services, services.metrics
-        self._on_admitted = on_admitted
         self._kept_playbooks: set[tuple[str, str]] = set()  # name and version: their texts are stored
         self._matching = asyncio.Lock()
         self._unproven_logged: dict[tuple[str, str], float] = {}  # loop time by playbook and alertname
@@ -124,7 +134,7 @@ class DeliveryIntake:
         with kept:
             admitted = await self._services.store.transact(lambda tx: self._decide_and_write(tx, prepared, kept))
             kept.pass_on(admitted.changes)
-        self._on_admitted(admitted.changes)
+        self._services.on_admitted(admitted.changes)
         self._kept_playbooks.update((run.playbook, run.version) for run in admitted.changes.runs)
         self._count(prepared, admitted)
         return admitted.replies

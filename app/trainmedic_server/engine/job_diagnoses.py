@@ -36,12 +36,12 @@ from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine import job_failure, loops, verdict_alert
 from trainmedic_server.engine.job_failure import Stepping
 from trainmedic_server.engine.job_verdicts import JobVerdicts
-from trainmedic_server.engine.node_watch import PresenceSource
 from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.ports.findings import AlertSender, FindingFilter, FindingHistory
 from trainmedic_server.ports.job_pods import IsOwn, JobPods, NoPods
+from trainmedic_server.ports.jobs import PresenceSource
 from trainmedic_server.ports.outside import Clock, Presence
-from trainmedic_server.ports.store import RunStore
+from trainmedic_server.ports.store import History, RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
 
 SETTLING = timedelta(seconds=5)  # Delay from the first sign to the verdict, for the output of all nodes
@@ -72,10 +72,8 @@ _MOST_RANKS = 100_000  # larger world sizes do not count
 log = telemetry.logger(__name__)
 
 
-class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
-    async def events_of_jobs(
-        self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
-    ) -> list[Event]: ...
+class DiagnosisStore(RunStore, History, FindingHistory, VerdictSource, Protocol):
+    """The store, with its reads that do not wait for writers."""
 
 
 class _Inputs(Struct):
@@ -465,7 +463,7 @@ class JobDiagnoses:
         due += await self._resolved_by_normal_end(due, now)
         if not due:
             return
-        await self._sender.tell([alert_of(verdict, now, self._alert_end(verdict, now)) for verdict in due])
+        await self._sender.tell([alert_of(verdict, self._alert_end(verdict, now)) for verdict in due])
         noted = [replace(verdict, tell_at=self._next_sending(verdict, now)) for verdict in due]
         await self._store.transact(lambda tx: tx.verdicts.save(noted))
 
@@ -505,7 +503,7 @@ def _earlier_than(verdict: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> li
     return [each for each in verdicts if each.id != verdict.id and (each.began_at, each.attempt or 0) < at]
 
 
-def alert_of(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> Alert:
+def alert_of(verdict: KnownVerdict, over_at: datetime | None) -> Alert:
     labels = dict(verdict.labels or {})
     return Alert(
         fingerprint=fingerprint(labels),

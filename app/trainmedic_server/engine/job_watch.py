@@ -127,9 +127,6 @@ class JobWatch:
         self._lives = lives_now
         self._source.discard_notices([notice.entry for notice in arrived])
         self._metrics.jobs.show(list(lives_now.values()))
-        await self._record_evaluations(jobs)
-
-    async def _record_evaluations(self, jobs: Sequence[Presence]) -> None:
         events = self._evaluations.due(jobs, self._clock.now())
         if events:
             await self._store.transact(lambda tx: tx.append(events))

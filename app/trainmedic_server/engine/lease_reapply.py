@@ -30,7 +30,7 @@ _ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
 
 
 def obstacle(
-    tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: datetime, *, is_same_act: bool = False
+    tx: Transaction, run: Run, fires: bool | None, mode: Mode, topology: Topology, now: datetime, *, is_same_act: bool
 ) -> str | None:
     """Return why a lost effect must not be reapplied, or None.
 
@@ -47,8 +47,8 @@ def obstacle(
         return "the mode is not enforce"
     if not is_same_act and any(step.kind == "approve" for step in run.steps):
         return "a person approved it only once"  # the approval does not cover a repetition
-    nodes = tx.touched_nodes(run.id) if controls.pauses else ()  # stored, so no topology is needed
-    pause = pausing.holding(controls, run.playbook, run.targets, run.every_label, now, Topology(), nodes)
+    nodes = tx.touched_nodes(run.id) if controls.pauses else ()
+    pause = pausing.holding(controls, run.playbook, run.targets, run.every_label, now, topology, nodes)
     if pause is not None:
         return f"the server is {pause.why(now)}"
     if controls.breaker_open:

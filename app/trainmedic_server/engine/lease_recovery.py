@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
 from datetime import timedelta
 from typing import TypeAlias
 
@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from trainmedic_core.target import Target
 from trainmedic_server import errors, telemetry
+from trainmedic_server.domain import places
 from trainmedic_server.domain.alert import decisive
 from trainmedic_server.domain.claim import Claim
 from trainmedic_server.domain.event_codec import recorded
@@ -151,12 +152,12 @@ class LeaseRecovery:
         self, action: LeasedAction, run_id: str, effects: Sequence[LeasedEffect], prepared: _PreparedRun
     ) -> None:
         targets = {target for effect in effects for target in _targets_of(action, effect)}
+        nodes = frozenset[str]().union(*map(places.counted_nodes, targets))
         claims = [Claim(target) for target in targets]
         async with self._services.locks.acting(f"{run_id}/again/{next(self._attempt_numbers)}", *claims):
             started = await self._services.store.transact(
-                lambda tx: self._record_start(tx, run_id, effects, prepared, targets)
+                lambda tx: self._record_start(tx, run_id, effects, prepared, nodes)
             )
-            nodes = {target.node for target in targets if target.node is not None}
             if not started or self._services.pause_of(prepared.run, nodes) is not None:
                 return  # paused since; a later round continues
             self._looked_up -= {effect.command_id for effect in started}
@@ -218,7 +219,7 @@ class LeaseRecovery:
         run_id: str,
         effects: Sequence[LeasedEffect],
         prepared: _PreparedRun,
-        targets: Collection[Target],
+        nodes: Set[str],
     ) -> list[LeasedEffect]:
         run = tx.run(run_id)
         if run is None:
@@ -226,9 +227,10 @@ class LeaseRecovery:
         needed = [effect for effect in effects if _is_needed(run, effect.command_id)]
         if not needed:
             return []
-        allowed, _ = self._services.limits.mode_for(run.target, self._services.topology(), run.also)
+        topology, now = self._services.topology(), self._services.clock.now()
+        allowed, _ = self._services.limits.mode_for(run.target, topology, run.also)
         is_same_act = all(_is_under_way(tx, run.id, effect.command_id) for effect in needed)
-        reason = obstacle(tx, run, prepared.fires, allowed, self._services.clock.now(), is_same_act=is_same_act)
+        reason = obstacle(tx, run, prepared.fires, allowed, topology, now, is_same_act=is_same_act)
         started: list[LeasedEffect] = []
         for effect in needed if reason is None else ():
             if _is_under_way(tx, run.id, effect.command_id):
@@ -245,7 +247,6 @@ class LeaseRecovery:
         if reason is not None:
             self._record_obstacle(tx, run.id, reason)
         if started:
-            nodes = [target.node for target in targets if target.node is not None]
             tx.touch_nodes(run.id, nodes, self._services.clock.now())
         return started
 

@@ -153,11 +153,8 @@ def _is_hold_needed(run: Run, step: StepState) -> bool:
     if not run.is_open or undo is None or undo.status not in (UndoStatus.ARMED, UndoStatus.AVAILABLE):
         return False
     asked = waiting_step(run)
-    return asked is not None and asked in _later(run, step) and not Terms.of(asked).lapsed
-
-
-def _later(run: Run, step: StepState) -> Sequence[StepState]:
-    return run.steps[run.steps.index(step) + 1 :]
+    later = run.steps[run.steps.index(step) + 1 :]
+    return asked is not None and asked in later and not Terms.of(asked).lapsed
 
 
 def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]:

@@ -16,7 +16,7 @@ from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain import approval, beginnings, inputs, target_resolution
-from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus, Delivery
+from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus
 from trainmedic_server.domain.approval import StepAhead
 from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import Retried
@@ -25,11 +25,11 @@ from trainmedic_server.domain.playbook import APPROVAL, GroupTarget, TargetParts
 from trainmedic_server.domain.run import Run, Status, StepState
 from trainmedic_server.domain.selectors import Selection
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import admission_facts, claims, group_members, preview, scope, step_sequence
-from trainmedic_server.engine.admission import Admitter
+from trainmedic_server.engine import claims, group_members, preview, scope, step_sequence
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
 from trainmedic_server.engine.engine_services import EngineServices
-from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery, also_of
+from trainmedic_server.engine.intake import admitter_of_one
+from trainmedic_server.engine.matching import Candidate, also_of
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
@@ -53,9 +53,8 @@ class Started(Struct, frozen=True):
 
 
 class ManualStarter:
-    def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
+    def __init__(self, services: EngineServices) -> None:
         self._services = services
-        self._on_admitted = on_admitted
 
     async def start(self, order: StartOrder, by: ByHand) -> Started:
         """Start a run, or return the result of a dry run.
@@ -125,7 +124,7 @@ class ManualStarter:
         started, changes = await self._services.store.transact(work)
         if changes is not None:
             self._services.metrics.decisions.labels(started.run.playbook, str(started.run.decision)).inc()
-            self._on_admitted(changes)
+            self._services.on_admitted(changes)
         # An earlier request's run may have the target itself, or have ended.
         may_wait = not started.is_repeated or started.run.waiting_on == "target"
         return replace(started, waits_for=holder if may_wait else None)
@@ -143,12 +142,8 @@ class ManualStarter:
         chosen: Selection | None = None,
     ) -> tuple[Started, AdmissionChanges | None]:
         """`chosen`: a group's members, instead of those of its selector."""
-        services, candidate = self._services, Candidate.of(playbook, target, topology)
-        now, ago = services.clock.now(), services.timeline.by_clock()
-        delivery = Delivery("", now, "by hand", "", "", (record.alert,))
-        prepared = PreparedDelivery(delivery, (MatchedAlert((candidate,)),))
-        facts = admission_facts.read(tx, [prepared], services.limits, ago, topology, services.catalog)
-        admitting = Admitter(facts, services.limits, services.new_id, now, ago)
+        now, candidate = self._services.clock.now(), Candidate.of(playbook, target, topology)
+        admitting = admitter_of_one(tx, self._services, record.alert, candidate, topology)
         if chosen is not None and isinstance(target, Target):
             admitting.select(target, chosen)
         run = admitting.start(record, candidate, by)

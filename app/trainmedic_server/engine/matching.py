@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from trainmedic_core.once import once
 from trainmedic_core.target import Target, TargetKind
-from trainmedic_server.domain import selectors
+from trainmedic_server.domain import places, selectors
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.modes import Mode
@@ -195,9 +195,5 @@ def names_group(prepared: Iterable[PreparedDelivery]) -> bool:
 
 
 def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:
-    return {
-        candidate.target.node
-        for entry in prepared
-        for candidate in entry.candidates
-        if isinstance(candidate.target, Target) and candidate.target.node is not None
-    }
+    targets = [candidate.target for entry in prepared for candidate in entry.candidates]
+    return set().union(*[places.counted_nodes(target) for target in targets if isinstance(target, Target)])

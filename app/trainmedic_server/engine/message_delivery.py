@@ -22,12 +22,12 @@ from trainmedic_server.domain.message import Message, MessageKind, MessageRule
 from trainmedic_server.domain.message_routes import MessageRoutes
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine import loops, message_texts
-from trainmedic_server.engine.event_dispatch import EventDispatcher, EventSource
+from trainmedic_server.engine.event_dispatch import EventDispatcher
 from trainmedic_server.engine.loops import sleeping_by
 from trainmedic_server.engine.message_texts import Draft, channels_notified_by
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import Clock, Notifier
-from trainmedic_server.ports.store import RunStore, Transaction
+from trainmedic_server.ports.store import History, RunStore, Transaction
 
 MOST_WAITING = 1_000  # Per channel. Older ones are dropped, counted and logged.
 GROUP_EVERY = timedelta(minutes=1)  # Minimum time between two texts on one kind and topic to a channel
@@ -52,7 +52,7 @@ class MessageDelivery:
     def __init__(
         self,
         store: RunStore,
-        history: EventSource,
+        history: History,
         notifier: Notifier,
         clock: Clock,
         metrics: telemetry.Metrics,

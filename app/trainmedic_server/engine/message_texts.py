@@ -23,7 +23,7 @@ from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.alert_labels import Label
 from trainmedic_server.domain.component import Component, component_of_run
 from trainmedic_server.domain.event_codec import content_of, names
-from trainmedic_server.domain.identity import IdentityLabels
+from trainmedic_server.domain.identity import HOST_LABELS, JOB_LABELS, NODE_LABELS
 from trainmedic_server.domain.message import Message, MessageKind, Severity, minute
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.node_evidence import LIST_LABELS, UNKNOWN, host_of
@@ -114,7 +114,8 @@ def _server_draft(event: Event) -> Draft | None:
         case kinds.BreakerOpened():
             return _opened(content)
         case kinds.BreakerClosed():
-            return _breaker_closed(event.actor)
+            text = "Its count restarts: only later acts count."
+            return Draft(MessageKind.BREAKER, SERVER, f"The breaker was closed by {event.actor}", text)
         case kinds.ModeChanged():
             return _observing(event, content)
         case kinds.OfPause():
@@ -332,9 +333,7 @@ def _hosts(labels: Iterable[Label]) -> tuple[str, ...]:
     return tuple(sorted({spelled(host_of(label.value)) for label in labels}))
 
 
-_SUBJECTS = frozenset(
-    {*IdentityLabels().node, *IdentityLabels().node_if_known, *IdentityLabels().job, *LIST_LABELS, "instance"}
-)
+_SUBJECTS = frozenset({*NODE_LABELS, *HOST_LABELS, *JOB_LABELS, *LIST_LABELS, "instance"})
 
 
 def _names_subject(label: str) -> bool:
@@ -394,11 +393,6 @@ def _opened(content: kinds.BreakerOpened) -> Draft:
         "continue. Check what the nodes have in common, then run: trainmedic resume --breaker"
     )
     return Draft(MessageKind.BREAKER, SERVER, "The breaker opened", text)
-
-
-def _breaker_closed(actor: str) -> Draft:
-    text = "Its count restarts: only later acts count."
-    return Draft(MessageKind.BREAKER, SERVER, f"The breaker was closed by {actor}", text)
 
 
 def _paused(event: Event, pause: kinds.OfPause) -> Draft:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.read_parts import PartReader
-from trainmedic_server.ports.jobs import JobSource
+from trainmedic_server.ports.jobs import PresenceSource
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 
@@ -33,10 +33,6 @@ _STORE_EVERY = timedelta(minutes=1)
 _UUID7_DIGITS = 12  # hexadecimal digits of the time in milliseconds
 
 log = telemetry.logger(__name__)
-
-
-class PresenceSource(JobSource, Protocol):
-    async def agents(self) -> list[Presence]: ...
 
 
 class JobProgress(Struct, frozen=True):

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from msgspec import Struct
 
 from trainmedic_core.target import Target
+from trainmedic_server.domain import places
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Controls, Decision
@@ -34,7 +35,7 @@ class ReplayedRun(Struct, eq=False):
     """
 
     key: Key
-    node: str | None  # of the target
+    nodes: frozenset[str]  # `places.counted_nodes` of the target
     earliest: datetime
     latest: datetime
     ends_from: datetime
@@ -135,11 +136,11 @@ class ReplayedRuns:
         if spec.max_runs:
             until = _later(run.latest, spec.max_runs.per)
             of_playbook.started_at_most.add(number, until if run.is_counted else min(until, run.ends_by))
-        if not run.is_observed and run.node is not None:
-            self._acts_on[run.node] += 1
-            if run.node not in self._known_nodes:
-                self._acted_unknown.add(run.node)
-            heapq.heappush(self._acted, (_later(run.latest, self._limits.breaker_window), number, run.node))
+        if not run.is_observed:
+            self._acts_on.update(run.nodes)
+            self._acted_unknown |= run.nodes - self._known_nodes
+            for node in run.nodes:
+                heapq.heappush(self._acted, (_later(run.latest, self._limits.breaker_window), number, node))
         if run.is_certain:
             self._store(run, spec)
             self._count_surely(run, spec)
@@ -176,12 +177,11 @@ class ReplayedRuns:
             of_playbook.started_at_least.add(number, until if run.is_counted else min(until, run.ends_from))
         if not run.is_observed:
             of_playbook.open_at_least.add(number, run.ends_from)
-        if run.node is not None:
-            self._known_nodes.add(run.node)
-            self._acted_unknown.discard(run.node)
-            if not run.is_observed:
-                until = _later(run.earliest, self._limits.breaker_window)
-                self._surely_acted[run.node] = max(self._surely_acted.get(run.node, until), until)
+        self._known_nodes |= run.nodes
+        self._acted_unknown -= run.nodes
+        for node in run.nodes if not run.is_observed else ():
+            until = _later(run.earliest, self._limits.breaker_window)
+            self._surely_acted[node] = max(self._surely_acted.get(node, until), until)
 
     def extend(self, key: Key, now: datetime, ends_by: datetime) -> None:
         """Let the runs that may be open, without a recorded end, last up to `ends_by`."""
@@ -246,13 +246,12 @@ class ReplayedRuns:
 
     def open_breaker_if_due(self, target: Target, now: datetime) -> bool:
         """Return whether a start may open the closed breaker. If so, it counts as opened."""
-        node = target.node
-        if node is None or self._surely_acted.get(node, now) > now:  # the breaker counts it already
-            return False
-        others = len(self._acts_on) - (node in self._acts_on)
-        named = {node} - self._known_nodes - self._acted_unknown
+        counted = places.counted_nodes(target)
+        new = {node for node in counted if self._surely_acted.get(node, now) <= now}  # not counted by the breaker yet
+        others = len(self._acts_on.keys() - new)
+        named = new - self._known_nodes - self._acted_unknown
         total = max(len(self._known_nodes) + len(self._acted_unknown) + len(named), self._count_nodes)
-        reason = guards.why_breaker_opens_by_count(1, others, total, self._limits)
+        reason = guards.why_breaker_opens_by_count(len(new), others, total, self._limits)
         if reason is None:
             return False
         self.breaker_opened.append((now, reason))

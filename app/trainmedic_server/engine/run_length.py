@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.domain.playbook import ActionStep, ApproveStep, DelayStep, PollStep, Retry, UntilStep, WaitStep
+from trainmedic_server.domain.playbook import ActionStep, ApproveStep, DelayStep, PollStep, UntilStep, WaitStep
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 
@@ -40,17 +40,14 @@ def longest(playbook: CompiledPlaybook, mode: Mode, actions: Actions, before_fir
     definition = playbook.definition
     first = (definition.approval.step,) if mode is Mode.APPROVE else ()
     steps = _together([_longest_step(step, actions) for step in (*first, *definition.steps)])
-    final = [_together([_longest_step(step, actions) for step in phase]) for phase in _final_phases(playbook)]
+    final_phases = (definition.on_success, definition.on_failure)
+    final = [_together([_longest_step(step, actions) for step in phase]) for phase in final_phases]
     slowest = LongestRun(
         max(phase.span for phase in final),
         any(phase.after_end for phase in final),
         all(phase.is_limited for phase in final),
     )
     return _together([LongestRun(before_first_act), steps, slowest])
-
-
-def _final_phases(playbook: CompiledPlaybook) -> tuple[tuple[Step, ...], ...]:
-    return playbook.definition.on_success, playbook.definition.on_failure
 
 
 def _together(parts: Iterable[LongestRun]) -> LongestRun:
@@ -69,7 +66,8 @@ def _longest_step(step: Step, actions: Actions) -> LongestRun:
             attempt = step.timeout or (action.default_timeout if action is not None else None)
             if attempt is None:
                 return LongestRun(is_limited=False)
-            return LongestRun(attempt * step.retry.attempts + _retry_delays(step.retry))
+            delays = map(step.retry.delay_after, range(1, step.retry.attempts))
+            return LongestRun(sum(delays, attempt * step.retry.attempts))
         case PollStep():
             return LongestRun(step.timeout or timedelta(), is_limited=step.timeout is not None)
         case DelayStep() | UntilStep():
@@ -88,7 +86,3 @@ def _longest_question(step: ApproveStep) -> LongestRun:
         span += escalation.timeout or step.timeout
     again = step.question.ask_again  # repeated while the alert fires
     return LongestRun(span + (again or timedelta()), after_end=again is not None)
-
-
-def _retry_delays(retry: Retry) -> timedelta:
-    return sum(map(retry.delay_after, range(1, retry.attempts)), timedelta())

@@ -22,11 +22,10 @@ from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKind, Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.domain.upcoming import HeldBy, Upcoming
-from trainmedic_server.engine import claims, loops, orders, pausing, upcoming
+from trainmedic_server.engine import claims, explanation, loops, orders, pausing, upcoming
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
 from trainmedic_server.engine.breaker import Breaker
 from trainmedic_server.engine.engine_services import EngineServices, nothing_to_renew
-from trainmedic_server.engine.explaining import Explainer
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.group_news import GroupNews
 from trainmedic_server.engine.heartbeat import Heartbeat
@@ -85,7 +84,7 @@ class Engine:
         def controls() -> Controls:
             return self._controls
 
-        services = EngineServices(
+        self._services = services = EngineServices(
             store=store,
             catalog=catalog,
             recorder=self._recorder,
@@ -107,22 +106,19 @@ class Engine:
             renew_topology=renew_topology,
         )
         self._workers = Workers(services)
-        self._intake = DeliveryIntake(services, self._on_admitted)
-        self._locks, self._actions = services.locks, actions
-        self._explainer = Explainer(services)
-        self._starter = ManualStarter(services, self._on_admitted)
+        self._intake = DeliveryIntake(services)
+        self._starter = ManualStarter(services)
         self._schedules = Schedules(services, self.admit)
-        self._repeated_runs = RepeatedRuns(services, self._on_admitted)
-        self._silent_alerts = SilentAlerts(services, alert_source, self._workers.touch)
+        self._repeated_runs = RepeatedRuns(services)
+        self._silent_alerts = SilentAlerts(services, alert_source)
         lease_recovery = LeaseRecovery(services, alert_source, self._workers.playbook_of)
         self._leases = LeaseRenewer(services, lease_recovery)
-        self._topology, self._mode = topology, limits.mode
         self._loops: list[asyncio.Task[None]] = []
         self._last_id, self._id_lock = (0, 0), threading.Lock()
 
     def leaves_change(self, action: str) -> bool:
         """Return whether the action changes something. True if unknown, False if it only reverts."""
-        action_class = self._actions.action_class(action)
+        action_class = self._services.actions.action_class(action)
         return action_class is None or (action_class.harmful and not getattr(action_class, "gives_back", False))
 
     @property
@@ -131,7 +127,7 @@ class Engine:
 
     @property
     def mode(self) -> Mode:
-        return self._mode
+        return self._services.limits.mode
 
     async def upcoming(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
@@ -140,22 +136,22 @@ class Engine:
         playbook = await self._workers.playbook_for_reading(run) if run.is_open else None
         held_by = await self._held_by(run) if run.waiting_on == "target" else None
         sight = self._workers.sight(run.id)
-        ahead = upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders, sight)
+        ahead = upcoming.of_run(run, playbook, alerts, held_by, self._services.topology().verdicts, orders, sight)
         return await self._repeated_runs.after(run, alerts) if ahead is None and not run.is_open else ahead
 
     async def _held_by(self, run: Run, most: int = _MOST_HOLDERS) -> HeldBy | None:
         """Return the run that it waits for; None if there is none."""
-        claim = claims.of_run(run, self._actions)
-        blocker = self._locks.blocker(run.id, claim)
+        locks, claim = self._services.locks, claims.of_run(run, self._services.actions)
+        blocker = locks.blocker(run.id, claim)
         driven = self._workers.snapshot_of(blocker) if blocker is not None else None
         if driven is None:
             return None
         its_playbook = await self._workers.playbook_for_reading(driven.run)
         waits = driven.run.waiting_on == "target" and most > 1
         behind = await self._held_by(driven.run, most - 1) if waits else None
-        verdicts = self._topology().verdicts
+        verdicts = self._services.topology().verdicts
         ahead = upcoming.of_run(driven.run, its_playbook, driven.alerts, behind, verdicts, driven.orders)
-        return upcoming.holder(driven.run, ahead, is_certain=self._locks.is_certain(claim, driven.run.id))
+        return upcoming.holder(driven.run, ahead, is_certain=locks.is_certain(claim, driven.run.id))
 
     async def start(self, took_over_as: str | None = None) -> None:
         """Resume unfinished runs and start the loops. Raises StoreUnavailable.
@@ -185,10 +181,14 @@ class Engine:
         return self._intake.admit(delivery)
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        return await self._explainer.explain(alerts, at)
+        return await explanation.of_server(self._services, alerts, at)
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
-        return await self._explainer.explain_for_a_test(alerts)
+        services = self._services
+        mapped = [services.alert_map().apply(alert).alert for alert in alerts]
+        return await asyncio.to_thread(
+            explanation.explain_for_a_test, services.catalog.for_alert, mapped, services.actions, services.limits
+        )
 
     async def order(
         self,
@@ -310,7 +310,7 @@ class Engine:
             return self._heartbeat.beat(tx)
 
         self._put_in_force(await self._store.transact(work))
-        self._locks.look_again()
+        self._services.locks.look_again()
         if self._heartbeat.note_written():
             self._workers.touch_all()
 

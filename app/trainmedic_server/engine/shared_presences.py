@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from trainmedic_server.engine.node_watch import PresenceSource
-from trainmedic_server.ports.jobs import ArrivedNotice
+from trainmedic_server.ports.jobs import ArrivedNotice, PresenceSource
 from trainmedic_server.ports.outside import Presence
 
 FRESH_FOR = 2.0  # Seconds. Presences are written every 5 s.

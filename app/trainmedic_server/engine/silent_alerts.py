@@ -5,7 +5,6 @@ Otherwise a lost message could block an undo permanently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from msgspec.structs import replace
@@ -25,14 +24,11 @@ log = telemetry.logger(__name__)
 
 
 class SilentAlerts:
-    """Ends silent alerts of runs that are open or owe an undo. `on_resolved` gets the run IDs."""
+    """Ends silent alerts of runs that are open or owe an undo."""
 
-    def __init__(
-        self, services: EngineServices, source: AlertSource | None, on_resolved: Callable[[Iterable[str]], None]
-    ) -> None:
+    def __init__(self, services: EngineServices, source: AlertSource | None) -> None:
         self._services = services
         self._source = source
-        self._on_resolved = on_resolved
 
     @property
     def interval(self) -> timedelta:  # between checks, so that an end is noticed soon after it counts
@@ -87,7 +83,7 @@ class SilentAlerts:
             tx.append([recorded(content, now, run_id) for run_id in run_ids])
             return run_ids
 
-        self._on_resolved(await self._services.store.transact(work))
+        self._services.touch(await self._services.store.transact(work))
 
 
 def _unchanged(tx: Transaction, record: AlertRecord) -> AlertRecord | None:

@@ -23,9 +23,9 @@ from trainmedic_server.domain.topology import (
 )
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.job_verdicts import JobVerdicts
-from trainmedic_server.engine.node_watch import PresenceSource
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.ports.jobs import PresenceSource
 from trainmedic_server.ports.outside import Clock, Presence
 
 REFRESH_EVERY = timedelta(seconds=5)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from trainmedic_core.target import Target
-from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Delivery, Identity
+from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Identity
+from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.playbook import Again
 from trainmedic_server.domain.run import PASSING, Decision, Run
 from trainmedic_server.domain.upcoming import TRIED_AGAIN, Upcoming
-from trainmedic_server.engine import admission_facts, guards, loops
-from trainmedic_server.engine.admission import Admitter
+from trainmedic_server.engine import guards, loops
 from trainmedic_server.engine.admission_changes import AdmissionChanges
 from trainmedic_server.engine.engine_services import EngineServices
-from trainmedic_server.engine.matching import Candidate, MatchedAlert, PreparedDelivery
+from trainmedic_server.engine.intake import admitter_of_one
+from trainmedic_server.engine.matching import Candidate
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import LinkedRun, Transaction
 
@@ -24,9 +24,8 @@ _MOST_FIRING = 10_000  # alerts of one look
 
 
 class RepeatedRuns:
-    def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
+    def __init__(self, services: EngineServices) -> None:
         self._services = services
-        self._on_admitted = on_admitted
         self._next: datetime | None = None  # when the next further run is due that was not due yet at the last look
 
     async def run(self) -> None:
@@ -77,10 +76,9 @@ class RepeatedRuns:
         """Return when the ended run is tried again; None for never. Raises StoreUnavailable."""
         playbook = self._services.catalog.get(run.playbook)
         again = playbook.definition.guards.again if playbook is not None else None
-        firing = [record for record in alerts if not record.is_resolved and record.alert.status is AlertStatus.FIRING]
-        if playbook is None or again is None or not firing:
+        if playbook is None or again is None:
             return None
-        firing = [record for record in firing if playbook.match(record.alert).matched]
+        firing = [record for record in alerts if not record.is_resolved and _may_begin(playbook, record)]
         linked = await self._services.store.transact(lambda tx: tx.linked_runs([each.identity for each in firing]))
         coming = []
         for runs in linked.values():
@@ -99,19 +97,17 @@ class RepeatedRuns:
             return
         for run in changes.runs:
             self._services.metrics.decisions.labels(run.playbook, str(run.decision)).inc()
-        self._on_admitted(changes)
+        self._services.on_admitted(changes)
 
     def _decide(self, tx: Transaction, identity: Identity, playbook: CompiledPlaybook) -> AdmissionChanges | None:
-        services = self._services
         record = tx.alerts([identity]).get(identity)
-        candidate = None if record is None or record.is_resolved else self._candidate(record, playbook)
-        if record is None or candidate is None:
+        if record is None or record.is_resolved or not _may_begin(playbook, record):
             return None
-        now, ago, topology = services.clock.now(), services.timeline.by_clock(), services.topology()
-        delivery = Delivery("", now, "again", "", "", (record.alert,))
-        prepared = PreparedDelivery(delivery, (MatchedAlert((candidate,)),))
-        facts = admission_facts.read(tx, [prepared], services.limits, ago, topology, services.catalog)
-        admitting = Admitter(facts, services.limits, services.new_id, now, ago)
+        now, topology = self._services.clock.now(), self._services.topology()
+        candidate = Candidate.of(playbook, playbook.target_of(record.alert, topology), topology)
+        if isinstance(candidate.target, Unresolved):
+            return None
+        admitting = admitter_of_one(tx, self._services, record.alert, candidate, topology)
         if admitting.try_again(record, candidate).decision is Decision.DUPLICATE:
             return None
         changes = admitting.changes()
@@ -120,13 +116,9 @@ class RepeatedRuns:
         changes.write(tx, now)
         return changes
 
-    def _candidate(self, record: AlertRecord, playbook: CompiledPlaybook) -> Candidate | None:
-        if record.alert.status is not AlertStatus.FIRING or not playbook.match(record.alert).matched:
-            return None
-        topology = self._services.topology()
-        target = playbook.target_of(record.alert, topology)
-        candidate = Candidate.of(playbook, target, topology)
-        return candidate if isinstance(candidate.target, Target) else None
+
+def _may_begin(playbook: CompiledPlaybook, record: AlertRecord) -> bool:
+    return record.alert.status is AlertStatus.FIRING and playbook.match(record.alert).matched
 
 
 def _acted(linked: Sequence[LinkedRun], playbook: str) -> list[LinkedRun]:  # not refused for a passing reason

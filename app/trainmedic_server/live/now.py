@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from fastapi import Depends
 from pydantic import Field
@@ -52,11 +53,14 @@ class BreakerView(View):
     reason: str | None = Field(description="Its count, for people.")
 
 
-class RunningView(View):
+class _RunView(View):
     run_id: str
     playbook: str
     target: str
     alert_name: str
+
+
+class RunningView(_RunView):
     status: Status
     waiting_on: str | None
     since: datetime
@@ -64,11 +68,7 @@ class RunningView(View):
     next: NextView | None
 
 
-class FailedView(View):
-    run_id: str
-    playbook: str
-    target: str
-    alert_name: str
+class FailedView(_RunView):
     ended_at: datetime | None
     message: str
 
@@ -244,12 +244,13 @@ def breaker_of(controls: Controls) -> BreakerView:
     return BreakerView(open=controls.breaker_open, since=controls.breaker_opened_at, reason=controls.breaker_reason)
 
 
+def _members_of(run: Run) -> dict[str, Any]:  # of `_RunView`
+    return {"run_id": run.id, "playbook": run.playbook, "target": run.target_key, "alert_name": run.alert_name}
+
+
 def _running(run: Run, upcoming: NextView | None) -> RunningView:
     return RunningView(
-        run_id=run.id,
-        playbook=run.playbook,
-        target=run.target_key,
-        alert_name=run.alert_name,
+        **_members_of(run),
         status=run.status,
         waiting_on=run.waiting_on,
         since=run.created_at,
@@ -259,14 +260,7 @@ def _running(run: Run, upcoming: NextView | None) -> RunningView:
 
 
 def _failed(run: Run) -> FailedView:
-    return FailedView(
-        run_id=run.id,
-        playbook=run.playbook,
-        target=run.target_key,
-        alert_name=run.alert_name,
-        ended_at=run.ended_at,
-        message=run.message,
-    )
+    return FailedView(**_members_of(run), ended_at=run.ended_at, message=run.message)
 
 
 def _pending_changes(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> Iterator[Change]:

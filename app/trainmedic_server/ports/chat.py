@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from trainmedic_server.domain.shown_question import ShownQuestion
+from msgspec import Struct
+
+
+class ShownQuestion(Struct, frozen=True):
+    run_id: str
+    step: str
+    channel: str
+    message: str  # The chat's ID of the message
+    shown: str  # Hash of the shown content
 
 
 class ShownQuestions(Protocol):

@@ -6,7 +6,20 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Protocol
 
-from trainmedic_server.domain.session import Session
+from msgspec import Struct
+
+
+class Session(Struct, frozen=True):
+    """A signed-in browser session of the console. Times are aware UTC."""
+
+    id: str  # UUIDv7, public: it grants no access
+    digest: str  # SHA-256 of the cookie's secret, hexadecimal
+    name: str  # the token's
+    token: str  # SHA-256, hexadecimal, as in the tokens file. The session ends with the token.
+    created_at: datetime
+    ends_at: datetime
+    address: str  # peer address, possibly a proxy's
+    browser: str  # header User-Agent
 
 
 class StoredSessions(Protocol):

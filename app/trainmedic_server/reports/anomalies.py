@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from trainmedic_server.ports.metric_history import Points
 from trainmedic_server.reports import points as figures
@@ -41,11 +42,11 @@ class AnomalousGpu:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """Period out of bounds, in seconds since 1970."""
+    """Period out of bounds."""
 
     kind: str
-    begin: float
-    end: float
+    since: datetime
+    until: datetime
     worst: float | None  # None if it was not finite.
     limit: float | None  # None if only values that are not finite are out of bounds.
     summary: str
@@ -124,8 +125,8 @@ def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
     return [
         Anomaly(
             bound.kind,
-            excursion.begin,
-            excursion.end,
+            figures.whole_second(excursion.begin),
+            figures.whole_second(excursion.end),
             excursion.worst if math.isfinite(excursion.worst) else None,
             limit if math.isfinite(limit) else None,
             bound.summary.format(worst=f"{excursion.worst:.4g}", limit=f"{limit:.4g}"),
@@ -147,4 +148,4 @@ def _limit(bound: Bound, points: Points) -> float | None:
 
 
 def newest(all_anomalies: Sequence[Anomaly]) -> list[Anomaly]:
-    return sorted(all_anomalies, key=lambda anomaly: (-anomaly.begin, anomaly.kind))[:MOST]
+    return sorted(all_anomalies, key=lambda anomaly: (-anomaly.since.timestamp(), anomaly.kind))[:MOST]

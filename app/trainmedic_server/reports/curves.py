@@ -145,7 +145,11 @@ async def of_job(metrics: MetricHistory | None, job: str, begin: datetime, end: 
         if answer
     )
     usual, step, saved, saved_at = map(_latest_value, latest)  # In the order of _LATEST_METRICS.
-    timed = [_rank_time(series) for series in ranks if _latest_value([series]) is not None]
+    timed = [
+        RankTime(series.labels.get("rank", "?"), series.labels.get("rank_node", ""), series.points[-1][1])
+        for series in ranks
+        if _latest_value([series]) is not None
+    ]
     slowest = sorted(timed, key=lambda each: -each.seconds)[:_MOST_RANKS]
     checkpoint = None
     if saved_at is not None:
@@ -201,10 +205,6 @@ def _without_curves(job: str, begin: datetime, end: datetime, why: str) -> JobCu
 def _latest_value(answer: Sequence[MetricSeries]) -> float | None:
     value = answer[0].points[-1][1] if answer and answer[0].points else math.nan
     return value if math.isfinite(value) else None
-
-
-def _rank_time(series: MetricSeries) -> RankTime:
-    return RankTime(series.labels.get("rank", "?"), series.labels.get("rank_node", ""), series.points[-1][1])
 
 
 def _finite_points(series: MetricSeries) -> tuple[tuple[float, float | None], ...]:

@@ -14,8 +14,10 @@ import itertools
 import math
 import statistics
 from dataclasses import dataclass
+from datetime import datetime
 
 from trainmedic_server.ports.metric_history import Points
+from trainmedic_server.reports.points import whole_second
 
 STABLE_SECONDS = 3600.0  # Stable throughput for this time is the baseline.
 _STABLE_PRESENCE = 5 / 6  # Least share of that time with points.
@@ -35,8 +37,8 @@ class Baseline:
     value: float
     of: str
     """``target`` if declared; else ``first_stable_hour``, or ``first_points`` if there was none yet."""
-    begin: float  # Seconds since 1970.
-    end: float
+    since: datetime
+    until: datetime
     points: int
 
 
@@ -75,13 +77,17 @@ def _is_stable(values: list[float]) -> bool:
 
 
 def _median_of(points: Points, of: str) -> Baseline:
-    return Baseline(statistics.median(value for _, value in points), of, points[0][0], points[-1][0], len(points))
+    return _over(points, statistics.median(value for _, value in points), of)
+
+
+def _over(points: Points, value: float, of: str) -> Baseline:
+    return Baseline(value, of, whole_second(points[0][0]), whole_second(points[-1][0]), len(points))
 
 
 def target(value: float | None, points: Points) -> Baseline | None:
     if value is None or not math.isfinite(value) or value <= 0 or not points:
         return None
-    return Baseline(value, "target", points[0][0], points[-1][0], len(points))
+    return _over(points, value, "target")
 
 
 def efficiency(utilisation_percent: float, throughput: float, usual: float) -> Efficiency:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 
-from trainmedic_core.target import TargetKind
+from trainmedic_server.domain import places
 from trainmedic_server.domain.alert import Identity
 from trainmedic_server.domain.event_codec import content_of
 from trainmedic_server.domain.event_kinds import JobFailed, JobGone, LifeEvent
@@ -102,11 +102,11 @@ class RunTally:
         self.by_day: Counter[tuple[date, bool]] = Counter()  # Closed runs by day and success.
 
     def add(self, run: Run) -> None:
-        target = run.target
-        if target is not None and target.node is not None and target.kind in (TargetKind.NODE, TargetKind.GPU):
-            self._nodes[target.node].alerts.add(run.alert)
-            self._nodes[target.node].alert_times.append(run.created_at)
-            self._nodes[target.node].alert_names.add(run.alert_name)
+        of_target = places.counted_nodes(run.target) if run.target is not None else frozenset[str]()
+        for node in of_target:
+            self._nodes[node].alerts.add(run.alert)
+            self._nodes[node].alert_times.append(run.created_at)
+            self._nodes[node].alert_names.add(run.alert_name)
         for node in run.touched:
             self._nodes[node].touched += 1
         self.repairs.add(run)
@@ -114,11 +114,8 @@ class RunTally:
             return
         if not run.is_open:
             self.by_day[run.created_at.astimezone(UTC).date(), run.status is Status.SUCCEEDED] += 1
-        names = set(run.touched)
-        if target is not None and target.node is not None:
-            names.add(target.node)
         repaired_at = run.ended_at if run.status is Status.SUCCEEDED else None
-        for name in names:
+        for name in of_target.union(run.touched):
             of_node = self._nodes[name]
             if repaired_at is not None:
                 # Runs that began before this one's end, as on another GPU of the node, did not follow it.

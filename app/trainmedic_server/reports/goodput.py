@@ -94,7 +94,7 @@ def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: fl
     measured = progress.measured or [Stretch(begin, end)]
     down = _downtimes(present, moments, end, every)
     span = Stretch(present[0].begin, max([present[-1].end, *(each.period.end for each in down)]))
-    unused = _gaps_after_regular_ends(present, moments)
+    unused = [gap for gap in figures.gaps(present) if _endings_in(gap, moments).last == "ended"]
     wall = figures.overlap(span, measured) - sum(figures.overlap(gap, measured) for gap in unused)
     lost = _lost(progress, down, measured, unused, begin, every)
     # Parts that are each slightly too long may exceed the total.
@@ -107,10 +107,6 @@ def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: fl
         unmeasured_seconds=max(span.seconds - figures.overlap(span, measured), 0.0),
         resolution_seconds=every,
     )
-
-
-def _gaps_after_regular_ends(present: Sequence[Stretch], moments: JobMoments) -> list[Stretch]:
-    return [gap for gap in figures.gaps(present) if _endings_in(gap, moments).last == "ended"]
 
 
 def _downtimes(present: Sequence[Stretch], moments: JobMoments, end: float, every: float) -> list[_Downtime]:
@@ -151,7 +147,7 @@ def _lost(
     every: float,
 ) -> LostTime:
     in_window = {name: _seconds_in(points, begin, every) for name, points in progress.windows.items()}
-    before_first_step = _before_first_step(progress.steps, every)
+    before_first_step = figures.stretches([(at, value) for at, value in progress.steps if value == 0], every)
     down_periods = [each.period for each in down]
     return LostTime(
         failures=sum(figures.overlap(each.period, measured) for each in down if each.is_failure),
@@ -190,10 +186,6 @@ def _seconds_in(points: Points, begin: float, every: float) -> float:
     # began at 0 within the period.
     has_begun_within = bool(points) and points[0][0] > begin + 2.5 * every
     return figures.rise(points, is_from_zero=has_begun_within)
-
-
-def _before_first_step(steps: Points, every: float) -> list[Stretch]:
-    return figures.stretches([(at, value) for at, value in steps if value == 0], every)
 
 
 def _stalled(progress: ProgressPoints, before_first_step: Sequence[Stretch], every: float) -> float:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from trainmedic_core import duration
 from trainmedic_server.ports.metric_history import MetricSeries, Points
 from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
+from trainmedic_server.reports.points import whole_second
 
 MOST_NAMED = 8  # GPUs named for an anomaly. All are counted.
 _QUERIED_PER_POINT = 4  # The worst GPUs.
@@ -72,10 +73,10 @@ def anomalies(
     """Interpret the answers to `queries`. Up to two windows without training, as for a checkpoint, end no anomaly."""
     found = []
     for points in _adjacent(counts, 2 * window + every):
-        end = points[-1][0]
+        first_at, last_at = points[0][0], points[-1][0]
         # The first mean covers the whole window before its point.
-        begin = points[0][0] - max(window, every)
-        gpus = _worst_gpus(worst, points[0][0], end, max if bound.is_over else min)
+        since, until = whole_second(first_at - max(window, every)), whole_second(last_at)
+        gpus = _worst_gpus(worst, first_at, last_at, max if bound.is_over else min)
         if not gpus:
             continue
         first, most = gpus[0], int(max(count for _, count in points))
@@ -86,7 +87,7 @@ def anomalies(
             worst=f"{first.worst:.3g}",
             gpu=f"{first.uuid} on {first.node}" if first.node else first.uuid,
         )
-        found.append(Anomaly(bound.kind, begin, end, first.worst, bound.limit, summary, gpus, gpu_count=most))
+        found.append(Anomaly(bound.kind, since, until, first.worst, bound.limit, summary, gpus, gpu_count=most))
     return found
 
 

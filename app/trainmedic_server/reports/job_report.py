@@ -1,18 +1,17 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from trainmedic_logs.domain.known_finding import KnownFinding
 from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports import anomalies, bottleneck, efficiency, goodput
-from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
+from trainmedic_server.reports.anomalies import Anomaly
 from trainmedic_server.reports.bottleneck import Bottleneck, StepShares
 from trainmedic_server.reports.cpu_use import CpuUse
-from trainmedic_server.reports.efficiency import Efficiency
+from trainmedic_server.reports.efficiency import Baseline, Efficiency
 from trainmedic_server.reports.error_events import NETWORK, NOTHING_READ, OUT_OF_MEMORY, ErrorCount, error_count
 from trainmedic_server.reports.evaluations import NONE_REPORTED, EvaluationRecord, evaluation_records
 from trainmedic_server.reports.failures import RESTARTED, FailureRecord, failures_of, moments
@@ -27,29 +26,6 @@ MOST_LISTED = 200  # Newest failures, slow periods and repairs.
 class TimeRange:
     since: datetime
     until: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class UsualThroughput:
-    """As `Baseline`."""
-
-    value: float
-    of: str
-    since: datetime
-    until: datetime
-    points: int
-
-
-@dataclass(frozen=True, slots=True)
-class AnomalyRecord:  # as `Anomaly`
-    kind: str
-    since: datetime
-    until: datetime
-    worst: float | None
-    limit: float | None
-    summary: str
-    gpus: tuple[AnomalousGpu, ...] = ()
-    gpu_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +55,12 @@ class JobReport:
     gpu_memory: Spread | None
     throughput: Spread | None
     throughput_unit: str | None
-    baseline: UsualThroughput | None
+    baseline: Baseline | None
     efficiency: Efficiency | None
     goodput: Goodput | None
     step_shares: StepShares | None
     bottleneck: Bottleneck | None
-    anomalies: tuple[AnomalyRecord, ...]
+    anomalies: tuple[Anomaly, ...]
     anomaly_count: int | None
     failures: tuple[FailureRecord, ...]
     failure_count: int
@@ -135,7 +111,7 @@ def job_report(
         "gpu_utilization": figures.utilisation,
         "gpu_memory": figures.memory,
         "throughput": figures.throughput,
-        "baseline": usual and UsualThroughput(usual.value, usual.of, _at(usual.begin), _at(usual.end), usual.points),
+        "baseline": usual,
         "efficiency": score,
         "goodput": _goodput(figures, records, since, until),
         "step_shares": figures.shares,
@@ -151,7 +127,7 @@ def job_report(
         time_range=TimeRange(since, until),
         **report,  # type: ignore[arg-type]
         throughput_unit=figures.unit,
-        anomalies=tuple(map(_anomaly_record, anomalies.newest(every_anomaly))),
+        anomalies=tuple(anomalies.newest(every_anomaly)),
         anomaly_count=len(every_anomaly) if figures.progress else None,
         failures=tuple(failures[-MOST_LISTED:]),
         failure_count=len(failures),
@@ -165,19 +141,6 @@ def job_report(
             **({} if evaluations else {"evaluations": NONE_REPORTED}),
             **records.left_out,
         },
-    )
-
-
-def _anomaly_record(anomaly: Anomaly) -> AnomalyRecord:
-    return AnomalyRecord(
-        anomaly.kind,
-        _at(anomaly.begin),
-        _at(anomaly.end),
-        anomaly.worst,
-        anomaly.limit,
-        anomaly.summary,
-        anomaly.gpus,
-        anomaly.gpu_count,
     )
 
 
@@ -244,7 +207,3 @@ def repair_record(run: Run) -> RepairRecord:
         run.mode.value,
         run.action_taken,
     )
-
-
-def _at(seconds: float) -> datetime:
-    return datetime.fromtimestamp(math.floor(seconds), UTC)

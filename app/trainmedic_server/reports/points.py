@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from trainmedic_server.ports.metric_history import Points
 
@@ -37,6 +38,10 @@ class Excursion:
     begin: float
     end: float
     worst: float
+
+
+def whole_second(seconds: float) -> datetime:
+    return datetime.fromtimestamp(math.floor(seconds), UTC)
 
 
 def finite(points: Points) -> list[float]:

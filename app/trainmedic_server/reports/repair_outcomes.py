@@ -64,21 +64,13 @@ class GpuHoursKept:
 
 
 @dataclass(slots=True)
-class _Cause:
-    runs: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    helped: int = 0
-    measured: int = 0
-
-
-@dataclass(slots=True)
 class RepairTally:
     """Counts of runs as they are read. ``effects`` are the measured verdicts by run."""
 
     effects: Mapping[str, EffectVerdict]
     person_after: timedelta = PERSON_AFTER
-    _causes: dict[str, _Cause] = field(default_factory=lambda: defaultdict(_Cause))
+    _causes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """Counts by name of the field of `CauseRepairs`."""
     _gpu_seconds: float = 0.0
     _counted: int = 0
     _uncounted: int = 0
@@ -89,11 +81,11 @@ class RepairTally:
             return
         has_helped = self.effects.get(run.id) is EffectVerdict.HELPED
         cause = self._causes[run.alert_labels.get("cause") or run.alert_name]
-        cause.runs += 1
-        cause.succeeded += run.status is Status.SUCCEEDED
-        cause.failed += run.status in _BAD_ENDS
-        cause.helped += has_helped
-        cause.measured += self.effects.get(run.id) in _MEASURED
+        cause["runs"] += 1
+        cause["succeeded"] += run.status is Status.SUCCEEDED
+        cause["failed"] += run.status in _BAD_ENDS
+        cause["helped"] += has_helped
+        cause["measured"] += self.effects.get(run.id) in _MEASURED
         gpus = _gpus_of(run)
         if has_helped and run.ended_at is not None and gpus is not None:
             kept = self.person_after - (run.ended_at - run.created_at)
@@ -103,10 +95,7 @@ class RepairTally:
             self._uncounted += 1
 
     def causes(self) -> list[CauseRepairs]:
-        totals = [
-            CauseRepairs(name, cause.runs, cause.succeeded, cause.failed, cause.helped, cause.measured)
-            for name, cause in self._causes.items()
-        ]
+        totals = [CauseRepairs(name, **counts) for name, counts in self._causes.items()]
         return sorted(totals, key=lambda total: (-total.runs, total.cause))
 
     def gpu_hours(self, person_seconds: Counter[float]) -> GpuHoursKept:

@@ -7,14 +7,14 @@ import itertools
 import math
 from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
 from trainmedic_server.engine import loops
-from trainmedic_server.engine.node_watch import PresenceSource
+from trainmedic_server.ports.jobs import PresenceSource
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.reports.curves import (
     GPU_CURVES,
@@ -159,7 +159,7 @@ class ReportedFigures:
     def of_node(self, node: str, since: datetime, now: datetime, why: str) -> NodeReadings | None:
         entries = [entry for (of, _), entry in self._gpus.by_key.items() if of == node and now - entry.last <= RECENT]
         gpus = [
-            _with_curves(entry.reading, _curves(GPU_CURVES, entry.series, since, now))
+            replace(entry.reading, curves=_curves(GPU_CURVES, entry.series, since, now))
             for entry in entries
             if entry.reading is not None
         ]
@@ -202,12 +202,6 @@ def _curves(
         for figure, (name, unit) in enumerate(named)
     )
     return tuple(curve for curve in curves if curve.points)
-
-
-def _with_curves(reading: NodeGpuReading, curves: tuple[Curve, ...]) -> NodeGpuReading:
-    return NodeGpuReading(
-        reading.uuid, reading.temperature_celsius, reading.power_watts, reading.utilization_percent, curves
-    )
 
 
 def _checkpoint(reported: Any, step: float | None) -> NewestCheckpoint | None:

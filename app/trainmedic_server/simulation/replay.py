@@ -178,8 +178,8 @@ class Replay:
             self._result.given_runs += 1
             ends_from, ends_by = recorded.ended or (FAR, FAR)
             run = ReplayedRun(
-                (recorded.playbook, target.key), target.node, recorded.timestamp, recorded.timestamp, ends_from,
-                ends_by, is_observed=recorded.is_observed, is_end_recorded=True,
+                (recorded.playbook, target.key), places.counted_nodes(target), recorded.timestamp, recorded.timestamp,
+                ends_from, ends_by, is_observed=recorded.is_observed, is_end_recorded=True,
             )  # fmt: skip
             yield run, replayed.guards
 
@@ -269,7 +269,7 @@ class Replay:
         """Without a target, a run may have started at any report."""
         end = max(alert.last_heard, alert.first_heard)
         key = candidate.playbook, ""
-        run = self._new_run(replayed, key, None, alert, alert.first_heard, end, None)
+        run = _new_run(replayed, key, frozenset(), alert, alert.first_heard, end)
         run.is_certain = False
         self._runs.add(run, replayed.guards)
         self._compare(candidate.playbook, alert, reaction, None, unknown, alert.first_heard)
@@ -380,34 +380,11 @@ class Replay:
         return Unknown.EARLIER_RUN
 
     def _start(self, pending: _Pending, earliest: datetime, latest: datetime, *, is_certain: bool) -> ReplayedRun:
-        run = self._new_run(
-            pending.replayed, pending.key, pending.target.node, pending.alert, earliest, latest, pending.same_run
-        )
+        nodes = places.counted_nodes(pending.target)
+        run = _new_run(pending.replayed, pending.key, nodes, pending.alert, earliest, latest, pending.same_run)
         run.is_certain = is_certain
         self._runs.add(run, pending.replayed.guards)
         return run
-
-    def _new_run(
-        self,
-        replayed: _ReplayedPlaybook,
-        key: matching.Key,
-        node: str | None,
-        alert: SpooledAlert,
-        earliest: datetime,
-        latest: datetime,
-        same_run: RecordedRun | None,
-    ) -> ReplayedRun:
-        is_observed = replayed.mode is Mode.OBSERVE
-        if is_observed:
-            return ReplayedRun(key, node, earliest, latest, earliest, latest, is_observed=True)
-        if same_run is not None:
-            ends_from, ends_by = same_run.ended or (FAR, FAR)
-            return ReplayedRun(
-                key, node, earliest, latest, max(ends_from, earliest), max(ends_by, latest),
-                is_counted=same_run.has_started, is_end_recorded=True,
-            )  # fmt: skip
-        ends_by = replayed.longest.ends_by(latest, alert.resolved_at) or FAR
-        return ReplayedRun(key, node, earliest, latest, earliest + _INSTANT, max(ends_by, latest + _INSTANT))
 
     def _gpus(self, target: Target | None, run: RecordedRun | None) -> int | None:
         if target is None:
@@ -420,6 +397,27 @@ class Replay:
         if target.kind is TargetKind.JOB and run is not None and run.touched:
             return per_node * len(run.touched)
         return None
+
+
+def _new_run(
+    replayed: _ReplayedPlaybook,
+    key: matching.Key,
+    nodes: frozenset[str],
+    alert: SpooledAlert,
+    earliest: datetime,
+    latest: datetime,
+    same_run: RecordedRun | None = None,
+) -> ReplayedRun:
+    if replayed.mode is Mode.OBSERVE:
+        return ReplayedRun(key, nodes, earliest, latest, earliest, latest, is_observed=True)
+    if same_run is not None:
+        ends_from, ends_by = same_run.ended or (FAR, FAR)
+        return ReplayedRun(
+            key, nodes, earliest, latest, max(ends_from, earliest), max(ends_by, latest),
+            is_counted=same_run.has_started, is_end_recorded=True,
+        )  # fmt: skip
+    ends_by = replayed.longest.ends_by(latest, alert.resolved_at) or FAR
+    return ReplayedRun(key, nodes, earliest, latest, earliest + _INSTANT, max(ends_by, latest + _INSTANT))
 
 
 def _replayed_by_name(

@@ -29,7 +29,6 @@ from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.domain import beginnings, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import OrderKind, Run
@@ -69,12 +68,12 @@ _POLL_EVERY = timedelta(seconds=10)  # of ends of runs, and of whether the test 
 _PATIENCE = timedelta(hours=2)  # for runs to end after the last entry, without `end`
 
 
-def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
+def run_file(path: Path, actions: Actions) -> FileResult:
     suites, problems = suite_format.read(path)
     ready: list[tuple[Suite, list[YamlPlaybook], _LogParts]] = []
     folders = FragmentFolders()
     for suite in suites:
-        files = [loader.load_file(playbook, actions, identity, folders=folders) for playbook in suite.playbooks]
+        files = [loader.load_file(playbook, actions, folders=folders) for playbook in suite.playbooks]
         problems.extend(problem for file in files for problem in file.problems)
         playbooks = [playbook for file in files for playbook in file.playbooks]
         problems.extend(problem for _, problem in chains.cycles({each.definition.name: each for each in playbooks}))
@@ -88,7 +87,7 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
         return FileResult(path, (), tuple(sorted(set(problems))))
     metrics = telemetry.Metrics()
     results = [
-        _run_test(suite, index, StaticCatalog(playbooks, actions, identity), parts, actions, metrics)
+        _run_test(suite, index, StaticCatalog(playbooks, actions), parts, actions, metrics)
         for suite, playbooks, parts in ready
         for index in range(len(suite.spec.tests))
     ]

@@ -18,7 +18,7 @@ from tests.unit.domain.any_labels import Case, clear_case, job_case, unclear_cas
 from trainmedic_core import gpu_names
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain import job_lookup
-from trainmedic_server.domain.identity import IdentityLabels, Unresolved
+from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.target_resolution import resolve, unknown_node
 from trainmedic_server.domain.topology import Topology
 
@@ -42,7 +42,7 @@ def job_found(fleet: Fleet, case: Case) -> str | Unresolved:
     if not case.kind:
         target = resolve(TargetKind.JOB, case.labels, fleet.known)
         return target if isinstance(target, Unresolved) else str(target.job)
-    return job_lookup.resolve_job(case.kind, case.labels, fleet.known, IdentityLabels())
+    return job_lookup.resolve_job(case.kind, case.labels, fleet.known)
 
 
 def check_place(fleet: Fleet, case: Case, target: Target) -> None:

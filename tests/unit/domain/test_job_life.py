@@ -89,6 +89,14 @@ def test_what_a_launcher_tells_counts_once() -> None:
     assert (life.failures, life.restarts, life.numbers) == (2, 1, {SECOND: 3})
 
 
+def test_a_restarted_job_is_not_gone_for_its_earlier_failure() -> None:
+    life = state_after(PRESENT, told(notice.FAILED, SECOND, 1, 1))
+    assert life.reason == "why"
+    gone = job_life.after_silence(state_after(life, told(notice.RESTARTED, SECOND, 2, 2)), NOW)
+    assert gone is not None
+    assert gone.life.reason == "nothing has been heard of it, and it did not say that it ended"
+
+
 def test_a_launcher_that_gives_up_leaves_its_job_gone_at_once() -> None:
     """Also one of which nothing else was ever heard."""
     change = job_life.after_notice(None, told(notice.GONE, SECOND, 1, 3), True, NOW)

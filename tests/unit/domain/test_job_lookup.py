@@ -8,7 +8,7 @@ import pytest
 
 from trainmedic_core import gpu_names
 from trainmedic_server.domain import inventory, job_lookup
-from trainmedic_server.domain.identity import IdentityLabels, Unresolved
+from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.topology import Topology, WrittenTopology
 
 UUID = "GPU-5f3a2c1e-0d6b-4a52-9d6e-0f2b8d1c7a90"
@@ -21,7 +21,7 @@ def found(reference: str, labels: Mapping[str, str] | None = None, **known: str 
     """The job, or why there is none. ``told`` and ``seen`` are what the jobs and the agent know of the GPU."""
     keys = {"told": f"told:gpu:{UUID}", "seen": f"gpu:{UUID}"}
     written = {**PODS, "10.0.0.7": "n1", **{keys.get(key, key): jobs for key, jobs in known.items()}}
-    job = job_lookup.resolve_job(reference, labels or {}, Topology(inventory.parse(written)), IdentityLabels())
+    job = job_lookup.resolve_job(reference, labels or {}, Topology(inventory.parse(written)))
     return f"{job.reason}: {job.why}" if isinstance(job, Unresolved) else job
 
 

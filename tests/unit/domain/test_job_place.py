@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain import job_lookup
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.target_resolution import resolve
 from trainmedic_server.domain.topology import AgentTopology, ClusterNode, ClusterTopology, JobTopology, Pod, Topology
 
@@ -39,7 +38,7 @@ KSM = {"job": "kube-state-metrics", "instance": "10.3.0.4:8080"}
 
 def job_of(reference: str, labels: dict[str, str], topology: Topology = KNOWN) -> str:
     if reference:
-        job = job_lookup.resolve_job(reference, labels, topology, IdentityLabels())
+        job = job_lookup.resolve_job(reference, labels, topology)
         return job if isinstance(job, str) else job.reason
     target = resolve(TargetKind.JOB, labels, topology)
     return str(target.job) if isinstance(target, Target) else target.reason

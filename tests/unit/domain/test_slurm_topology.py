@@ -11,11 +11,10 @@ from trainmedic_core.target import Target
 from trainmedic_server.adapters.slurm_json import jobs_of, nodes_of
 from trainmedic_server.adapters.slurm_topology import pause_after, topology_of
 from trainmedic_server.domain import job_lookup, places, selectors, target_resolution
-from trainmedic_server.domain.identity import IdentityLabels, Unresolved
+from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.topology import NO_SLURM, AgentTopology, JobTopology, Topology
 
-IDS = IdentityLabels()
 SINCE = datetime(2026, 1, 31, tzinfo=UTC)
 NODES = nodes_of(
     {
@@ -120,7 +119,7 @@ def test_an_unknown_node_is_refused_once_slurm_has_answered() -> None:
 )
 def test_a_node_or_gpu_leads_to_the_running_job(reference: str, job: str | None) -> None:
     """A task of an array is named by its own id, as Slurm and the SDK report it."""
-    found = job_lookup.resolve_job(reference, {}, TOPOLOGY, IDS)
+    found = job_lookup.resolve_job(reference, {}, TOPOLOGY)
     assert found == job if job is not None else isinstance(found, Unresolved)
 
 
@@ -128,9 +127,9 @@ def test_a_job_with_the_sdk_goes_by_its_own_name() -> None:
     """Only under that it takes commands. Of two in one allocation, none is guessed."""
     topology = with_sdk(**{"llm-1": PRESENCE})
     for reference in ("node:n1", "node:n2", "gpu:n1/0"):
-        assert job_lookup.resolve_job(reference, {}, topology, IDS) == "llm-1"
+        assert job_lookup.resolve_job(reference, {}, topology) == "llm-1"
     both = with_sdk(**{"llm-1": PRESENCE, "eval": {"slurm": {"job_id": "4711"}}})
-    assert isinstance(job_lookup.resolve_job("node:n2", {}, both, IDS), Unresolved)
+    assert isinstance(job_lookup.resolve_job("node:n2", {}, both), Unresolved)
 
 
 def test_the_other_names_of_a_job_are_those_of_connected_ones() -> None:

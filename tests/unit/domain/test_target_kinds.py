@@ -1,6 +1,7 @@
 """Each place that names the kinds of targets, or their parts, knows all of them.
 
-A failure names the file to edit. mypy finds more places: a ``match`` over kinds has no default.
+A failure names the file to edit. mypy finds more places, such as ``domain/places``: a ``match`` over kinds has no
+default.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from tests.unit.engine.world import Cap, Source, World
 from trainmedic_core.target import TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import OrderKind, Status, UndoStatus
 from trainmedic_server.ports.actions import LeasedEffect, Renewal
@@ -273,6 +274,19 @@ async def test_it_waits_while_the_server_is_paused(world: MakeWorld) -> None:
     await w.pass_time(THIRD)
     assert len(held.again) == 1
     assert await told(w) == ["lease_lost", "set_again_held", *AGAIN]
+
+
+async def test_it_waits_while_a_job_on_its_node_is_paused(world: MakeWorld) -> None:
+    """Which the topology shows. Nothing is said to have begun."""
+    w, held, _ = await begun(world, inventory={"n1": "n1", "told:node:n1": "llm"})
+    await w.engine.pause("alice", PauseOrder(Scope(job="llm")))
+    held.lapse()
+    await w.pass_time(1000)
+    assert (held.again, await told(w)) == ([], ["lease_lost", "set_again_held"])
+    assert await held_because(w) == ["the server is paused by alice for job llm"]
+    await w.engine.resume("alice")
+    await w.pass_time(THIRD)
+    assert len(held.again) == 1
 
 
 async def test_a_pause_that_comes_while_the_intent_is_put_on_record_holds_it_back(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 
 import pytest
 
 from trainmedic_server.ports.metric_history import Points
 from trainmedic_server.reports import points as figures
-from trainmedic_server.reports.anomalies import BOUNDS, anomalies
+from trainmedic_server.reports.anomalies import BOUNDS, Anomaly, anomalies
 from trainmedic_server.reports.bottleneck import LogHints, MemoryUse, StepShares, Straggler, bottleneck, step_shares
 from trainmedic_server.reports.efficiency import baseline, efficiency
 
 BOUND = {bound.kind: bound for bound in BOUNDS}
+
+
+def seconds(anomaly: Anomaly) -> tuple[float, float]:
+    return anomaly.since.timestamp(), anomaly.until.timestamp()
 
 
 def each_minute(*values: float) -> Points:
@@ -49,7 +54,7 @@ def test_the_baseline_is_the_first_stable_hour() -> None:
     made = baseline(each_minute(*warming_up, *[300.0] * 90, *[50.0] * 600))
     assert made is not None
     assert (made.of, made.value) == ("first_stable_hour", 300)
-    assert 20 * 60 <= made.begin <= 40 * 60
+    assert 20 * 60 <= made.since.timestamp() <= 40 * 60
 
 
 @pytest.mark.parametrize("every", [75, 150, 300])
@@ -69,7 +74,7 @@ def test_a_job_that_was_never_stable_is_held_against_its_first_points() -> None:
     scattering = [100.0 if number % 2 else 200.0 for number in range(300)]
     made = baseline(each_minute(math.nan, 0.0, *scattering))
     assert made is not None
-    assert (made.of, made.value, made.points, made.begin) == ("first_points", 150, 50, 180)
+    assert (made.of, made.value, made.points, made.since.timestamp()) == ("first_points", 150, 50, 180)
     assert baseline(each_minute(*scattering[:9])) is None
 
 
@@ -180,14 +185,14 @@ def test_shares_are_of_the_parts_or_of_the_step() -> None:
 def test_a_value_at_the_bound_is_none() -> None:
     """One above it is, until it is back; two times are two anomalies."""
     made = anomalies(BOUND["gradient_explosion"], each_minute(1, 100, 101, 240, 1, 101), 60)
-    assert [(each.begin, each.end, each.worst) for each in made] == [(120, 240, 240), (300, 360, 101)]
+    assert [(*seconds(each), each.worst) for each in made] == [(120, 240, 240), (300, 360, 101)]
 
 
 def test_a_throughput_is_low_after_three_points() -> None:
     """Under 70 % of its mean. Two are a hiccup; the worst is the lowest."""
     usual = [100.0] * 50
     made = anomalies(BOUND["throughput_drop"], each_minute(*usual, 50, 50, *usual, 60, 40, 50, *usual), 60)
-    assert [(each.worst, each.end - each.begin) for each in made] == [(40, 180)]
+    assert [(each.worst, each.until - each.since) for each in made] == [(40, timedelta(seconds=180))]
 
 
 def test_what_has_no_past_has_no_relative_bound() -> None:
@@ -200,13 +205,13 @@ def test_what_has_no_past_has_no_relative_bound() -> None:
 def test_a_loss_that_is_no_number_is_one_anomaly() -> None:
     """Without a worst value; an infinite one as well."""
     (made,) = anomalies(BOUND["loss_not_finite"], each_minute(1, math.nan, math.inf, 1), 60)
-    assert (made.begin, made.end, made.worst, made.limit) == (60, 180, None, None)
+    assert (*seconds(made), made.worst, made.limit) == (60, 180, None, None)
 
 
 def test_a_gap_ends_an_anomaly() -> None:
     """What was in between is not known."""
     made = anomalies(BOUND["gpu_hot"], [(60, 90), (120, 91), (600, 92)], 60)
-    assert [(each.begin, each.end) for each in made] == [(0, 120), (540, 600)]
+    assert [seconds(each) for each in made] == [(0, 120), (540, 600)]
 
 
 # --- points

@@ -17,7 +17,7 @@ def test_runs_are_forgotten_though_no_decision_is_asked_for() -> None:
     for number in range(5000):
         at = BEGINNING + timedelta(minutes=number)
         end = at + timedelta(minutes=4)
-        runs.add(ReplayedRun(("cool", f"node:n{number % 50}"), f"n{number % 50}", at, at, end, end), spec)
+        runs.add(ReplayedRun(("cool", f"node:n{number % 50}"), frozenset({f"n{number % 50}"}), at, at, end, end), spec)
     of_playbook = runs._by_playbook["cool"]
     now = BEGINNING + timedelta(minutes=4999)
     kept = [

@@ -25,8 +25,8 @@ from trainmedic_server.domain.event_kinds import (
     RunRejected,
 )
 from trainmedic_server.domain.run import Event, OperatorOrder, Run, Status, StepState
-from trainmedic_server.domain.shown_question import ShownQuestion
 from trainmedic_server.errors import ChatRefused, ConfigurationError
+from trainmedic_server.ports.chat import ShownQuestion
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.store import History, HistoryFilter, RunStore
 

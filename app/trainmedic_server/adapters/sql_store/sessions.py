@@ -8,8 +8,7 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store.columns import Text, TimeColumn, metadata
-from trainmedic_server.domain.session import Session
-from trainmedic_server.ports.sessions import StoredSessions
+from trainmedic_server.ports.sessions import Session, StoredSessions
 
 sessions = sa.Table(
     "sessions",

@@ -8,8 +8,7 @@ import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store.bulk import BulkInsert
 from trainmedic_server.adapters.sql_store.columns import Text, metadata
-from trainmedic_server.domain.shown_question import ShownQuestion
-from trainmedic_server.ports.chat import ShownQuestions
+from trainmedic_server.ports.chat import ShownQuestion, ShownQuestions
 
 shown_questions = sa.Table(
     "shown_questions",
