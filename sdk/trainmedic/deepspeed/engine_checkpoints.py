@@ -177,6 +177,8 @@ def _check_checksums(file: Path) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
+    except MemoryError:  # the file may be intact, and an older one needs as much
+        raise
     except Exception as error:  # zipfile and torch.load raise many types for damaged files
         raise UnusableCheckpoint(f"{file.parent.name}/{file.name} cannot be read: {error}") from error
     if damaged is not None:
