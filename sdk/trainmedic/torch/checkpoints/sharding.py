@@ -62,7 +62,7 @@ class ShardedContents:
         return content, {
             "fresh": without_step,  # names of optimizers
             "plain": self._unsharded_leaves(content, run),
-            "attributes": parts.attributes(),
+            "attributes": parts.attributes.capture(),
             "buffers": parts.buffers(),
             "groups": {name: optimizer.state_dict()["param_groups"] for name, optimizer in self._optimizers.items()},
             "others": {name: part.state_dict() for name, part in self._other_parts(parts).items()},
@@ -73,7 +73,7 @@ class ShardedContents:
         return content, {**own, "plain": self._unsharded_leaves(content, run)}
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any]:
-        return {**_unsharded(self._tensors(self._optimizers_without_step())), ATTRIBUTES: parts.attributes()}
+        return {**_unsharded(self._tensors(self._optimizers_without_step())), ATTRIBUTES: parts.attributes.capture()}
 
     def use_separate_group(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
@@ -123,7 +123,7 @@ class ShardedContents:
                 set_optimizer_state_dict(self._model, optimizer, {**held, "state": content[name]})
             put_options(optimizer, before, own["groups"][name])
         if "attributes" in own:  # absent in earlier releases
-            parts.restore_attributes(own["attributes"])
+            parts.attributes.restore(own["attributes"])
         for name, part in self._other_parts(parts).items():
             part.load_state_dict(own["others"][name])
 

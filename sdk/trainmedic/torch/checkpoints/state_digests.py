@@ -28,7 +28,8 @@ def digests_of_parts(
 
 def tensors_of_parts(parts: StateParts) -> dict[str, torch.Tensor]:
     standard = {name: part for name, part in parts.optimizers().items() if is_standard(part)}
-    states = {} if len(standard) == len(parts.optimizer_parts()) and not parts.has_attributes else parts.capture()
+    is_standard_only = len(standard) == len(parts.optimizer_parts()) and parts.attributes.is_empty
+    states = {} if is_standard_only else parts.capture()
     more = nonstandard_tensors(parts, states) if states else {}
     return {**dict(tensors_of(parts.modules(), standard)), **more}
 
@@ -47,7 +48,7 @@ def nonstandard_tensors(parts: StateParts, states: Mapping[str, Any]) -> dict[st
 
 def compare_with(saved: Digests, parts: StateParts) -> DigestComparison:
     """Compare the loaded parts with the saved digests. Attributes that were not saved or restored are ignored."""
-    omitted = tuple(f"{ATTRIBUTES}.{name}{end}" for name in parts.not_restored for end in (".", _SEPARATOR))
+    omitted = tuple(f"{ATTRIBUTES}.{name}{end}" for name in parts.attributes.not_restored for end in (".", _SEPARATOR))
     restored = {name: digest for name, digest in saved.items() if not name.startswith(omitted)}
     present = digests_of_parts(parts, like=restored)
     return compare(
