@@ -18,7 +18,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import HandlerRegistry
 from trainmedic.job.queue import CommandQueue
-from trainmedic.ranks.share import LocalRank, Share, SharingOptions
+from trainmedic.ranks.share import LocalRank, Share
 from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.writer import OutgoingReplies
@@ -42,7 +42,7 @@ class RankThread:
         local = LocalRank(
             "llm-1", rank, ranks.size, self.handlers, self.queue, self._report_outcome, lambda: about, dict
         )
-        self.share = Share(store, local, SharingOptions(**options))
+        self.share = Share(store, local, **options)
 
     def _note(self, taken: JobCommand) -> Mapping[str, Any]:
         self.done.append((self.step, taken.id))

@@ -80,7 +80,7 @@ class LoopRestarter:
         self._now = now
         self._interrupter: Interrupter | None = None
         self._requested: LoopRestart | None = None  # once the present loop has ended
-        self._starting: LoopRestart | None = None  # the present loop's; None for the first loop
+        self.starting: LoopRestart | None = None  # the present loop's; None for the first loop
         self._has_loaded = False  # the present loop
         self._has_stepped = False  # the present loop
         self._may_restart = True  # False once a command has stopped the job
@@ -107,11 +107,6 @@ class LoopRestarter:
         self._enter_window()
         return True
 
-    @property
-    def starting(self) -> LoopRestart | None:
-        """The present loop's restart; None for the first loop."""
-        return self._starting
-
     def note_loaded(self) -> None:
         self._has_loaded = True
 
@@ -128,7 +123,7 @@ class LoopRestarter:
             return
         self._has_stepped = True
         self._leave_window()
-        restart = self._starting
+        restart = self.starting
         if restart is not None:
             output = finish(restart)
             if restart.command is not None and not restart.command.is_answered:
@@ -160,22 +155,22 @@ class LoopRestarter:
             while True:
                 self._has_loaded = self._has_stepped = False
                 try:
-                    result = attempt(self._starting)
+                    result = attempt(self.starting)
                 except Interrupted as interruption:
-                    self._starting = self._after_interruption(interruption)
+                    self.starting = self._after_interruption(interruption)
                 except DamagedCheckpoint as damage:
                     self.disarm()
-                    self._starting = self._after_damage(damage)
+                    self.starting = self._after_damage(damage)
                 except Exception as error:  # any error of the user's loop; raised again without a restart
                     self.disarm()
-                    self._starting = self._after_failure(error)
+                    self.starting = self._after_failure(error)
                 else:
                     self.disarm()
                     if not self._has_stepped:
-                        self._fail(self._starting, "training ended before the restarted loop completed a step")
+                        self._fail(self.starting, "training ended before the restarted loop completed a step")
                     if self._requested is None:
                         return result
-                    self._starting, self._requested = self._requested, None
+                    self.starting, self._requested = self._requested, None
         finally:
             self._leave_window()
             if self._interrupter is not None:
@@ -203,11 +198,11 @@ class LoopRestarter:
         if requested is None:
             return self._after_failure(interruption)
         if not self._has_stepped:
-            self._fail(self._starting, "the restarted loop hung before it completed a step")
+            self._fail(self.starting, "the restarted loop hung before it completed a step")
         return requested
 
     def _after_damage(self, damage: DamagedCheckpoint) -> LoopRestart:
-        damaged, newest = self._starting, self._newest()
+        damaged, newest = self.starting, self._newest()
         assert damaged is not None
         log.error("%s: %s", self._medic.job, damage)
         self._enter_window()
@@ -227,7 +222,7 @@ class LoopRestarter:
         requested, self._requested = self._requested, None
         self._fail(requested, f"the training loop crashed before it could restart: {reason}")
         self._failures += 1
-        starting = self._starting if not self._has_stepped else None
+        starting = self.starting if not self._has_stepped else None
         if not self._may_restart or self._medic.world_size > 1:
             self._fail(starting, reason)
             raise error

@@ -14,7 +14,7 @@ from tests.support.rank_threads import RankThread, RankThreads, everywhere
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, UnusableCheckpoint
-from trainmedic.torch.checkpoints.digests import KnownDigests
+from trainmedic.torch.checkpoints.digests import KnownDigests, digests_of
 from trainmedic.torch.checkpoints.joint_checkpoints import (
     JointCheckpointDirectory,
     JointOwnCheckpoints,
@@ -22,7 +22,7 @@ from trainmedic.torch.checkpoints.joint_checkpoints import (
 from trainmedic.torch.checkpoints.own_checkpoints import OwnCheckpoints
 from trainmedic.torch.checkpoints.rank_states import RankState, compare_states
 from trainmedic.torch.checkpoints.replicated_contents import ReplicatedContents
-from trainmedic.torch.checkpoints.state_digests import compare_with, digests_of_parts
+from trainmedic.torch.checkpoints.state_digests import compare_with, tensors_of_parts
 from trainmedic.torch.rank_agreement import FailedOnSomeRanks
 from trainmedic.torch.state_parts import StateParts
 
@@ -193,7 +193,7 @@ def test_another_number_of_ranks_unites_what_each_has_for_itself(case: str, tmp_
             known = KnownDigests()
             differing = compare_states(held.capture(), one.share.group("compare"), known)
             assert differing is not None
-            run = state(one.rank, digests=digests_of_parts(held, known), rank_state=differing.plain())
+            run = state(one.rank, digests=digests_of(tensors_of_parts(held), known), rank_state=differing.plain())
             return directory(tmp_path, one, 2).save(10, held, run)
 
         found = everywhere(ranks, act)[0]

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Mapping, Protocol, Sequence, runtime_checkable
 
-from trainmedic.errors import ConfigurationError, NotAgreed, TrainmedicError
+from trainmedic.errors import ConfigurationError, TrainmedicError
 from trainmedic.job.group import Group
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
@@ -20,11 +20,12 @@ from trainmedic.torch.checkpoints.checkpoint_storage import (
     CheckpointStorage,
     HalfLoaded,
     UnusableCheckpoint,
+    read_jointly,
 )
 from trainmedic.torch.checkpoints.own_checkpoints import OwnCheckpoints
 from trainmedic.torch.checkpoints.rank_states import RankState
 from trainmedic.torch.checkpoints.replicated_contents import differs_by_rank, unite_files, with_digests_of_restored
-from trainmedic.torch.rank_agreement import FailedOnSomeRanks, on_all_ranks
+from trainmedic.torch.rank_agreement import on_all_ranks
 from trainmedic.torch.sources.sample_order import for_other_rank_count
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
@@ -113,7 +114,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
         group = self._new_group(f"save-{step}")
         path = self._path_of(step)
-        unfinished = self._root / group.choose(lambda: self._begin(path))
+        unfinished = self.part_directory(group.choose(lambda: self.begin_parts(step)))
         try:
             content, own = on_all_ranks(group, lambda: self._contents.capture(parts, run))
             on_all_ranks(group, lambda: self._write(unfinished, content, {"run": run, "own": own}))
@@ -124,11 +125,6 @@ class JointCheckpointDirectory(CheckpointDirectory):
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise
         return SavedCheckpoint(step, envelope.read_time(at), path)
-
-    def _begin(self, path: Path) -> str:
-        unfinished = self._unfinished_path(path)
-        unfinished.mkdir(parents=True)
-        return unfinished.name
 
     def _write(self, unfinished: Path, content: Any, own: Any) -> None:
         unfinished.mkdir(parents=True, exist_ok=True)
@@ -170,18 +166,10 @@ class JointCheckpointDirectory(CheckpointDirectory):
             mine = self._read_own(path, facts.get("ranks"), checked, parts)
             return mine, self._contents.prepare(path, parts, mine["own"])
 
-        is_prepared = False
-        try:
-            mine, prepared = on_all_ranks(group, prepare)
-            is_prepared = True
-            content = on_all_ranks(group, lambda: self._contents.read(path, prepared, parts, checked))
-        except FailedOnSomeRanks as error:
-            raise UnusableCheckpoint(f"{path.name} cannot be loaded: {error}") from error
-        except NotAgreed as error:
-            if not is_prepared:
-                raise
-            # This rank may have reported success, so the others may be loading now.
-            raise HalfLoaded(f"it is not known whether the other ranks load {path.name}: {error}") from error
+        def read(prepared: tuple[Mapping[str, Any], Any]) -> Any:
+            return self._contents.read(path, prepared[1], parts, checked)
+
+        (mine, _), content = read_jointly(group, path.name, prepare, read)
         self._contents.restore(content, parts, mine["own"])
         run: Mapping[str, Any] = mine["run"]
         return run

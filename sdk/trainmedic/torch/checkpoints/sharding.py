@@ -26,7 +26,7 @@ from trainmedic.errors import ConfigurationError, TrainmedicError
 from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
 from trainmedic.torch.checkpoints.digests import local_part, state_tensors
 from trainmedic.torch.checkpoints.rank_states import Path as Leaf
-from trainmedic.torch.checkpoints.rank_states import RankState, can_unite, leaves, why_not_united
+from trainmedic.torch.checkpoints.rank_states import RankState, can_unite, leaves, put_leaves, why_not_united
 from trainmedic.torch.optimizer_states import options_of, put_options
 from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
@@ -110,7 +110,7 @@ class ShardedContents:
         return own
 
     def restore(self, content: Any, parts: StateParts, own: Any) -> None:
-        _put_leaves(content, own.get("plain", ()))
+        put_leaves(content, own.get("plain", ()))
         # Shards lack buffers, which are in the own file; pass the present ones along.
         set_model_state_dict(self._model, {**get_model_state_dict(self._model), **content["model"]})
         parts.restore_buffers(own["buffers"])
@@ -198,14 +198,6 @@ def _unsharded(content: Mapping[Any, Any]) -> dict[Any, Any]:
         for key, value in content.items()
         if not hasattr(value, "to_local")
     }
-
-
-def _put_leaves(content: Tensors, unsharded: Sequence[tuple[Leaf, Any]]) -> None:
-    for path, value in unsharded:
-        mapping = content
-        for key in path[:-1]:
-            mapping = mapping.setdefault(key, {})
-        mapping[path[-1]] = value
 
 
 def _group_sizes(groups: Any) -> list[int]:

@@ -7,7 +7,6 @@ import torch
 from trainmedic.torch.checkpoints.digests import (
     DigestComparison,
     Digests,
-    KnownDigests,
     compare,
     digests_of,
     state_tensors,
@@ -18,12 +17,6 @@ from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 
 # In a digest's name, after the name of a nonstandard optimizer, or of an attribute whose inner optimizers follow.
 _SEPARATOR = ":"
-
-
-def digests_of_parts(
-    parts: StateParts, cache: KnownDigests | None = None, like: Digests | None = None
-) -> dict[str, str]:
-    return digests_of(tensors_of_parts(parts), cache, like)
 
 
 def tensors_of_parts(parts: StateParts) -> dict[str, torch.Tensor]:
@@ -50,7 +43,7 @@ def compare_with(saved: Digests, parts: StateParts) -> DigestComparison:
     """Compare the loaded parts with the saved digests. Attributes that were not saved or restored are ignored."""
     omitted = tuple(f"{ATTRIBUTES}.{name}{end}" for name in parts.attributes.not_restored for end in (".", _SEPARATOR))
     restored = {name: digest for name, digest in saved.items() if not name.startswith(omitted)}
-    present = digests_of_parts(parts, like=restored)
+    present = digests_of(tensors_of_parts(parts), like=restored)
     return compare(
         restored,
         {name: digest for name, digest in present.items() if name in restored or not name.startswith(ATTRIBUTES)},

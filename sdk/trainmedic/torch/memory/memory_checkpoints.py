@@ -13,7 +13,7 @@ from typing import Any, Callable, Mapping, Protocol, Sequence
 
 import torch
 
-from trainmedic.errors import NotAgreed, described, is_explained
+from trainmedic.errors import described, is_explained
 from trainmedic.job.group import Group
 from trainmedic.recovery.background import BackgroundThread
 from trainmedic.recovery.checkpoints import SavedCheckpoint
@@ -21,13 +21,13 @@ from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.recovery.memory_cadence import MemoryCadence
 from trainmedic.recovery.memory_pool import SlotPool
 from trainmedic.recovery.memory_slots import Slot, SlotMark, UntrustedMemory
-from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, PartlyLoaded, UnusableCheckpoint
+from trainmedic.torch.checkpoints.checkpoint_storage import PartlyLoaded, UnusableCheckpoint, read_jointly
 from trainmedic.torch.checkpoints.digests import all_finite, digests_of
 from trainmedic.torch.memory import snapshots
 from trainmedic.torch.memory.memory_contents import MemoryContents
 from trainmedic.torch.memory.memory_pace import MemoryPace
 from trainmedic.torch.memory.snapshots import Place, Snapshot, SnapshotTaker
-from trainmedic.torch.rank_agreement import FailedOnSomeRanks, first_line, on_all_ranks
+from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
@@ -224,18 +224,11 @@ class MemoryCheckpoints:
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
         """Implement `CheckpointStorage.load`. Every rank calls it."""
         group = self._new_group(f"load-{checkpoint.path}")
-        is_there = False
-        try:
-            slot = on_all_ranks(group, lambda: self._find(checkpoint))
-            is_there = True
-            state = on_all_ranks(group, lambda: self._read(slot, checkpoint, parts))
-        except FailedOnSomeRanks as error:
-            raise UnusableCheckpoint(f"{checkpoint.name} cannot be loaded: {error}") from error
-        except NotAgreed as error:
-            if not is_there:
-                raise
-            # This rank may have reported success, so the others may be loading now.
-            raise HalfLoaded(f"it is not known whether the other ranks load {checkpoint.name}: {error}") from error
+
+        def read(slot: Slot) -> Mapping[str, Any]:
+            return self._read(slot, checkpoint, parts)
+
+        _, state = read_jointly(group, checkpoint.name, lambda: self._find(checkpoint), read)
         try:
             self._contents.put_back(parts, state["training"])
         except Exception as error:  # any error of load_state_dict; earlier parts are already loaded

@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterable, Literal, Mapping, Sequence
 
 from trainmedic.errors import ConfigurationError, NotAgreed, TrainmedicError
 from trainmedic.job.group import Group
-from trainmedic.job.memory_usage import host_memory
+from trainmedic.job.process_usage import host_memory
 from trainmedic.recovery import memory_slots, replicas
 from trainmedic.recovery.checkpoints import write_durably
 from trainmedic.recovery.memory_pool import SlotPool
