@@ -103,13 +103,6 @@ class ChangeTrial:
         # A checkpoint of the same step was written before the first step with the changes.
         return bool(self.changes) and step != self.step
 
-    def started_again(self) -> ChangeTrial:
-        return replace(self, starts=self.starts + 1)
-
-    @property
-    def is_failed(self) -> bool:
-        return self.starts >= _STARTS
-
     @property
     def failure(self) -> str:
         return (
@@ -245,8 +238,8 @@ class AppliedChanges:
         """Drop the changes on trial at the second start without a checkpoint."""
         if not self._trial.changes:
             return
-        self._trial = self._trial.started_again()
-        if self._trial.is_failed:
+        self._trial = replace(self._trial, starts=self._trial.starts + 1)
+        if self._trial.starts >= _STARTS:
             for name, factors in self._factors.items():
                 self._factors[name] = {key: value for key, value in factors.items() if key not in self._trial.changes}
             self.workers = None if WORKERS in self._trial.changes else self.workers

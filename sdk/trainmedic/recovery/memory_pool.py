@@ -108,9 +108,7 @@ class SlotPool:
                 else:
                     self._remove(slot)
         while sum(slot.size >= size for slot in self._slots) < count:
-            made = Slot(size, self._free_file())
-            with self._lock:
-                self._slots.append(made)
+            self.make(size)
         self._provided_size = size
 
     def drop_after(self, step: int) -> None:

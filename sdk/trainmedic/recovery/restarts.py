@@ -16,11 +16,10 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Callable, Mapping, TypeVar
+from typing import Callable, TypeVar
 
 from trainmedic.client import Medic
 from trainmedic.errors import Interrupted, Refusal, Rejected, described
-from trainmedic.job.command import JobCommand
 from trainmedic.job.group import Group
 from trainmedic.job.interrupt import Interrupter
 from trainmedic.job.parameters import Rollback
@@ -50,10 +49,6 @@ def require_on_all_ranks(group: Group, checkpoint: SavedCheckpoint, is_there: Ca
     unseen = [str(rank) for rank in range(group.world_size) if not seen_by.get(rank)]
     if unseen:
         raise Rejected(f"{checkpoint.name} is missing or incomplete as seen from rank {', '.join(unseen)}")
-
-
-def _apply(command: JobCommand, output: Mapping[str, Any]) -> None:
-    command.applied(output)
 
 
 class LoopRestarter:
@@ -110,25 +105,15 @@ class LoopRestarter:
     def note_loaded(self) -> None:
         self._has_loaded = True
 
-    def stepped(
-        self,
-        step: int,
-        finish: Callable[[LoopRestart], Mapping[str, Any]],
-        answer: Callable[[JobCommand, Mapping[str, Any]], None] = _apply,
-    ) -> None:
-        """Record a step. The first after a restart sends its answer, completed by `finish`."""
+    def stepped(self, step: int) -> LoopRestart | None:
+        """Record a step. After a restart's first step, return it, so that its command is answered."""
         if step > self._furthest_step:
             self._furthest_step, self._failures = step, 0
         if self._has_stepped:
-            return
+            return None
         self._has_stepped = True
         self._leave_window()
-        restart = self.starting
-        if restart is not None:
-            output = finish(restart)
-            if restart.command is not None and not restart.command.is_answered:
-                self._medic.step = step
-                answer(restart.command, {**restart.output, **output})
+        return self.starting
 
     def arm(self) -> None:
         if self._interrupter is not None:

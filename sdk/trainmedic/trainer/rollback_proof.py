@@ -66,28 +66,8 @@ class StepLosses:
         self._parts, self.step = [], step
         self.log.restore((record or {}).get("losses"), step)
 
-    def go_back(
-        self,
-        record: Mapping[str, Any] | None,
-        step: int,
-        models: Iterable[nn.Module],
-        optimizers: Iterable[Any],
-        accumulation: int,
-        data: str,
-        skipped: int,
-        trouble_at: int | None,
-    ) -> None:
-        self._parts, self.step = [], step
-        state, scale = record or {}, marked_scale(optimizers)
-        rollback = CompletedRollback(
-            step=step,
-            data=data,
-            skipped=skipped,
-            accumulation=accumulation,
-            accumulation_then=(state.get("losses") or {}).get("accumulation", accumulation),
-            is_scaled_otherwise=state.get("lr_scale", scale) != scale,
-            trouble_at=trouble_at,
-        )
+    def go_back(self, rollback: CompletedRollback, models: Iterable[nn.Module]) -> None:
+        self._parts, self.step = [], rollback.step
         begin_comparison(self.log, rollback, models)
 
 

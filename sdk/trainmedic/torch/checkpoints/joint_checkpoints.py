@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, Protocol, Sequence, runtime_checkable
 
 from trainmedic.errors import ConfigurationError, TrainmedicError
-from trainmedic.job.group import Group
+from trainmedic.job.group import Group, Ranks
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.checkpoints.checkpoint_files import read_file, write_file
@@ -29,8 +29,6 @@ from trainmedic.torch.rank_agreement import on_all_ranks
 from trainmedic.torch.sources.sample_order import for_other_rank_count
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
-
-NewGroup = Callable[[str], Group]
 
 
 class JointContents(Protocol):
@@ -83,19 +81,10 @@ class UnitedContents(JointContents, Protocol):
 
 
 class JointCheckpointDirectory(CheckpointDirectory):
-    def __init__(
-        self,
-        directory: str | Path,
-        keep: int | None,
-        rank: int,
-        world_size: int,
-        new_group: NewGroup,
-        contents: JointContents,
-    ) -> None:
-        super().__init__(directory, keep, watches=rank == 0)
-        self._rank = rank
-        self._world_size = world_size
-        self._new_group = new_group
+    def __init__(self, directory: str | Path, keep: int | None, ranks: Ranks, contents: JointContents) -> None:
+        super().__init__(directory, keep, watches=ranks.rank == 0)
+        self._ranks = ranks
+        self._rank, self._world_size = ranks.rank, ranks.world_size
         self._contents = contents
         # Raises UnusableCheckpoint if another number of ranks cannot continue.
         self.check_rank_count: Callable[[Mapping[str, Any]], None] = lambda run: None
@@ -112,7 +101,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         self._contents.use_separate_group()
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
-        group = self._new_group(f"save-{step}")
+        group = self._ranks.group(f"save-{step}")
         path = self._path_of(step)
         unfinished = self.part_directory(group.choose(lambda: self.begin_parts(step)))
         try:
@@ -158,7 +147,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
         path = checkpoint.path
-        group = self._new_group(f"load-{path.name}")
+        group = self._ranks.group(f"load-{path.name}")
         facts = checkpoints.completion(path) or {}
         checked = bool(facts.get("checksums"))
 
@@ -215,19 +204,19 @@ class JointCheckpointDirectory(CheckpointDirectory):
 class JointOwnCheckpoints:
     """The user's own checkpoints in a job of several ranks."""
 
-    def __init__(self, storage: CheckpointStorage, rank: int, new_group: NewGroup) -> None:
+    def __init__(self, storage: CheckpointStorage, ranks: Ranks) -> None:
         self.directory = storage.directory
         self._storage = storage
-        self._rank = rank
-        self._new_group = new_group
+        self._ranks = ranks
+        self._rank = ranks.rank
         if isinstance(storage, OwnCheckpoints):
-            storage.writes_files = rank == 0
+            storage.writes_files = ranks.rank == 0
 
     def checkpoints(self) -> Sequence[SavedCheckpoint]:
         return self._storage.checkpoints()
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
-        group = self._new_group(f"save-{step}")
+        group = self._ranks.group(f"save-{step}")
         with_health = {**run, "health": _health_of_all(run.get("health"), group)}
         return on_all_ranks(group, lambda: self._storage.save(step, parts, with_health))
 
