@@ -27,6 +27,9 @@ _MOST_HEALTHS = 500  # one per checkpoint
 _TOLERANCE = timedelta(minutes=1)  # between the user's time of a checkpoint and the call of `save`
 
 
+_Span = tuple[datetime, datetime]
+
+
 @dataclass(frozen=True)
 class _HealthRecord:
     step: int
@@ -75,10 +78,10 @@ class OwnCheckpoints:
         self._list = found
         # Spans of time in which checkpoints were abandoned by a rollback.
         warning = "%s cannot be read; abandoned checkpoints count again: %s"
-        self._abandoned = read_or_warn(self._file(ABANDONED), _spans_in, [], warning)
+        self._abandoned: list[_Span] = read_or_warn(self._file(ABANDONED), _spans_in, [], warning)
         self._has_unwritten = False  # spans
         warning = "%s cannot be read; the health of earlier checkpoints is unknown: %s"
-        self._health_records = read_or_warn(self._file(HEALTH), _health_records_in, [], warning)
+        self._health_records: list[_HealthRecord] = read_or_warn(self._file(HEALTH), _health_records_in, [], warning)
         self.writes_files = True  # False on ranks that leave ``directory`` to another rank
 
     def checkpoints(self) -> list[SavedCheckpoint]:
@@ -157,7 +160,7 @@ class OwnCheckpoints:
         self._has_unwritten = False
 
 
-def _spans_in(members: Any) -> list[tuple[datetime, datetime]]:
+def _spans_in(members: Any) -> list[_Span]:
     return [(envelope.read_time(start), envelope.read_time(end)) for start, end in members]
 
 

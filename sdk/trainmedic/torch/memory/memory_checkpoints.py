@@ -165,8 +165,7 @@ class MemoryCheckpoints:
     def _kept(self, pool: SlotPool, step: int) -> set[str]:
         # IDs of checkpoints that a rollback or other nodes need.
         every = self.cadence.replica_steps
-        marks = [slot.mark for slot in pool.complete() if slot.mark is not None]
-        copied = [mark for mark in marks if every and mark.step % every == 0]
+        copied = [mark for mark, _ in pool.complete() if every and mark.step % every == 0]
         kept = {mark.set_id for mark in copied[-COPIED:]}
         if self._rollback_target is not None and step <= self._rollback_target[1]:
             kept.add(self._rollback_target[0])
@@ -200,12 +199,11 @@ class MemoryCheckpoints:
     def checkpoints(self) -> list[SavedCheckpoint]:
         if self.pool is None:
             return []
-        marks = [slot.mark for slot in self.pool.complete() if slot.mark is not None]
         return [
             SavedCheckpoint(
                 mark.step, envelope.read_time(mark.at), mark.set_id, health=CheckpointHealth.from_json(mark.health)
             )
-            for mark in marks
+            for mark, _ in self.pool.complete()
         ]
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:

@@ -243,7 +243,7 @@ class MemoryStart:
         if directory is None:
             return
         if self._lock is not None:
-            kept = {slot.file.name for slot in pool.complete() if slot.file is not None}
+            kept = {slot.file.name for _, slot in pool.complete() if slot.file is not None}
             for file in self._lock.directory.glob("slot-*"):
                 if file.name.partition(".")[0] not in kept:
                     file.unlink(missing_ok=True)
