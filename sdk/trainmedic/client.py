@@ -26,7 +26,7 @@ from trainmedic.job.reported_values import whole
 from trainmedic.job.reports import JobReports
 from trainmedic.job.server_connection import ServerConnection, pod_namespace
 from trainmedic.job.status_file import begin_status_file
-from trainmedic.ranks.share import LocalRank, Share, SharingOptions
+from trainmedic.ranks.share import LocalRank, Share
 from trainmedic.ranks.shared_store import KeyValueStore
 from trainmedic.settings import LogSettings, Settings, resolve, resolve_logs, slurm_job
 from trainmedic.wire import envelope, evaluations, param_schema
@@ -255,7 +255,7 @@ class Medic(JobReports):
 
         handlers, queue, on_outcome = self._handlers, self._queue, self._report_outcome
         local = LocalRank(self.job, self.rank, self.world_size, handlers, queue, on_outcome, location, self.stats)
-        self.share = Share(store, local, SharingOptions(every, patience, call_patience))
+        self.share = Share(store, local, every, patience, call_patience)
         self.gather = self.share.gather
         if not self._is_receiving:
             self._begin_receiving()

@@ -16,9 +16,10 @@ from typing import Any
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from trainmedic.job.command import JobCommand
+from trainmedic.job.group import Group
 from trainmedic.job.handlers import HandlerRegistry
 from trainmedic.job.queue import CommandQueue
-from trainmedic.ranks.share import LocalRank, Share, SharingOptions
+from trainmedic.ranks.share import LocalRank, Share
 from trainmedic.wire import envelope
 from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.writer import OutgoingReplies
@@ -28,7 +29,7 @@ class RankThread:
     """One rank: its `Share`, and what it has carried out as (step, id)."""
 
     def __init__(self, ranks: RankThreads, rank: int, store: Any, **options: Any) -> None:
-        self.rank = rank
+        self.job, self.rank, self.world_size = "llm-1", rank, ranks.size
         self.done: list[tuple[int, str]] = []
         self.step = 0
         self.waited = 0.0
@@ -42,7 +43,7 @@ class RankThread:
         local = LocalRank(
             "llm-1", rank, ranks.size, self.handlers, self.queue, self._report_outcome, lambda: about, dict
         )
-        self.share = Share(store, local, SharingOptions(**options))
+        self.share = Share(store, local, **options)
 
     def _note(self, taken: JobCommand) -> Mapping[str, Any]:
         self.done.append((self.step, taken.id))
@@ -54,6 +55,9 @@ class RankThread:
             self.share.report_outcome(taken, status, output)
         elif self.queue is not None:
             self.queue.close(taken, status, output)
+
+    def group(self, name: str) -> Group:
+        return self.share.group(name)
 
     def call(self, step: int) -> None:
         """What `Medic.commands` does."""

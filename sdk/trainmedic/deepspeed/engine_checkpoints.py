@@ -53,7 +53,7 @@ class EngineContents:
             "buffers": parts.buffers(),
             "extra": parts.extra_states(),
             # Not all of the engine's optimizers save the current rate, and the schedule sets it only at the next step.
-            "groups": [_copied_options(group) for group in self._engine.optimizer.param_groups],
+            "groups": [_copied_tensors(options) for options in options_of(self._engine.optimizer)],
             "others": {name: part.state_dict() for name, part in self._other_parts(parts).items()},
             "differing": differing,
         }
@@ -122,7 +122,7 @@ class EngineContents:
 
 def engine_checkpoints(directory: str | Path, keep: int | None, medic: Medic, engine: Any) -> JointCheckpointDirectory:
     contents = EngineContents(engine, medic.rank, medic.world_size)
-    storage = JointCheckpointDirectory(directory, keep, medic.rank, medic.world_size, medic.group, contents)
+    storage = JointCheckpointDirectory(directory, keep, medic, contents)
     storage.on_latest_changed = _write_latest
     return storage
 
@@ -150,12 +150,8 @@ def _with_copied_mappings(state: Any) -> Any:
     return state
 
 
-def _copied_options(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: value.clone() if isinstance(value, torch.Tensor) else value
-        for key, value in group.items()
-        if key != "params"
-    }
+def _copied_tensors(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in options.items()}
 
 
 def _flush(file: Path) -> int:
@@ -177,6 +173,8 @@ def _check_checksums(file: Path) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
+    except MemoryError:  # the file may be intact, and an older one needs as much
+        raise
     except Exception as error:  # zipfile and torch.load raise many types for damaged files
         raise UnusableCheckpoint(f"{file.parent.name}/{file.name} cannot be read: {error}") from error
     if damaged is not None:

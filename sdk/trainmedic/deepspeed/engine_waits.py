@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 import torch
 
-from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch, measure
+from trainmedic.torch.meters.stopwatches import MeasuredCalls, Stopwatch, stopwatch_for
 
 try:
     from deepspeed.comm import comm  # type: ignore[import-not-found]
@@ -25,16 +25,13 @@ _COLLECTIVES = (
 )
 
 
-class EngineWaits:
+class EngineWaits(MeasuredCalls):
     """`Waits` in DeepSpeed's collectives, methods of ``backend``."""
 
     def __init__(self, stopwatch: Stopwatch, backend: Any) -> None:
-        self.stopwatch = stopwatch
+        super().__init__(stopwatch)
         self._backend = backend
         self._compute_stream = _current_stream()
-        self._depth = 0  # of nested measured calls
-        self._has_waited = False  # a collective of this step was measured
-        self._is_unknown = False  # a collective of this step ran on another stream
         for name in _COLLECTIVES:
             if callable(getattr(type(backend), name, None)):
                 setattr(backend, name, functools.partial(self._call, getattr(backend, name)))
@@ -45,20 +42,12 @@ class EngineWaits:
         backend = getattr(comm, "cdb", None)
         if backend is None or getattr(engine, "mpu", None) is not None:
             return None  # model parallelism has its own groups and calls
-        device = getattr(getattr(engine, "device", None), "type", None)
-        if device == "cpu":
-            return cls(HostStopwatch(), backend)
-        return cls(CudaStopwatch(), backend) if device == "cuda" else None
+        stopwatch = stopwatch_for(getattr(getattr(engine, "device", None), "type", None))
+        return None if stopwatch is None else cls(stopwatch, backend)
 
     def step_ends(self) -> None:
-        is_known = self._has_waited and not self._is_unknown
-        self._has_waited = self._is_unknown = False
-        self._depth = 0
+        super().step_ends()
         self._compute_stream = _current_stream()
-        self.stopwatch.step_ends(is_known)
-
-    def seconds_per_step(self) -> float | None:
-        return self.stopwatch.seconds_per_step()
 
     def close(self) -> None:
         for name in _COLLECTIVES:
@@ -67,23 +56,14 @@ class EngineWaits:
                 del self._backend.__dict__[name]
 
     def _call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        answer = self._measured(function, *arguments, **named)
+        answer = self.measured(function, *arguments, **named)
         return _Handle(answer, self) if callable(getattr(answer, "wait", None)) else answer
 
-    def _measured(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    def measured(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if _current_stream() != self._compute_stream:
             self._is_unknown = True
             return function(*arguments, **named)
-        if self._depth == 0:
-            measure(self.stopwatch.start)
-            self._has_waited = True
-        self._depth += 1
-        try:
-            return function(*arguments, **named)
-        finally:
-            self._depth = max(self._depth - 1, 0)
-            if self._depth == 0:
-                measure(self.stopwatch.stop)
+        return super().measured(function, *arguments, **named)
 
 
 class _Handle:
@@ -92,7 +72,7 @@ class _Handle:
         self._waits = waits
 
     def wait(self, *arguments: Any, **named: Any) -> Any:
-        return self._waits._measured(self._handle.wait, *arguments, **named)
+        return self._waits.measured(self._handle.wait, *arguments, **named)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handle, name)

@@ -47,7 +47,7 @@ class EngineRun(Run):
         self._engine = engine
         waits = EngineWaits.of(engine) if training.medic.world_size > 1 else None
         if waits is not None:
-            self._boundary.meter.measure_waits(engine.module, waits)
+            self._boundary.meter.waits.add(engine.module, waits)
         managed = getattr(type(engine), "managed_gradient_accumulation", None)
         # Engines whose loop calls engine.step() only when due do not count.
         self._engine_counts = managed is None or bool(managed(engine))

@@ -198,10 +198,10 @@ class LoadedBatches:
         # Counting a batch's tokens waits for the other ranks.
         began, meter = time.perf_counter(), self._meter()
         if meter is not None:
-            meter.start_waiting()
+            meter.waits.start()
         items = self._originals[_COUNT](*arguments, **options)
         if meter is not None:
-            meter.stop_waiting()
+            meter.waits.stop()
         self._counting_seconds += time.perf_counter() - began
         return items
 

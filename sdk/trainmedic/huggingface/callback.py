@@ -13,6 +13,7 @@ from trainmedic.huggingface import checkpoints
 from trainmedic.huggingface.framework import HuggingFaceFramework
 from trainmedic.huggingface.step_reports import StepReports
 from trainmedic.job.command import JobCommand
+from trainmedic.recovery.checkpoints import mark_complete
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.trainer.attachment import HUNG, Attachment, log_errors
 
@@ -155,13 +156,14 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     def _complete(self, path: Path, writes: bool, step: int, objects: Mapping[str, Any]) -> None:
         if self.framework is None:
             if writes:
-                checkpoints.mark(path, step=step, skipped_batches=0)
+                mark_complete(path, {"step": step, "skipped_batches": 0})
             return
         modules, optimizers = _parts(objects)
         self.framework.save_records(path, modules, optimizers)
         if writes:
             health = self.framework.loop.proof.health(modules, optimizers).to_json()
-            checkpoints.mark(path, step=step, skipped_batches=self.framework.skipped_batches, health=health)
+            facts = {"step": step, "skipped_batches": self.framework.skipped_batches, "health": health}
+            mark_complete(path, facts)
 
     @log_errors
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:

@@ -30,11 +30,6 @@ _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 _LARGEST_HEADER = 1 << 28  # bytes; larger headers are damaged, and are not read into memory
 
 
-def mark(checkpoint: Path, **facts: Any) -> None:
-    # For the facts, and for the node agent.
-    checkpoints.mark_complete(checkpoint, facts)
-
-
 def skipped_batches(checkpoint: str | Path) -> int:
     batches = (checkpoints.completion(Path(checkpoint)) or {}).get("skipped_batches")
     return batches if type(batches) is int and batches > 0 else 0

@@ -13,9 +13,9 @@ from trainmedic.huggingface.other_models import SYNCHRONIZED, ReferenceModel, Ro
 from trainmedic.huggingface.trainer_state import TrainerState
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import ScaleBatch
+from trainmedic.recovery.changes import agreed_workers
 from trainmedic.recovery.checkpoints import SavedCheckpoint, write_rank_record
 from trainmedic.recovery.health import problem
-from trainmedic.recovery.loader_workers import agreed_workers
 from trainmedic.recovery.loop_restart import LoopRestart
 from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from importlib import metadata
-from typing import Any, Callable, Iterable, Mapping, Protocol, Union
+from typing import Any, Callable, Iterable, Mapping, Union
 
 from trainmedic.errors import ConfigurationError
 
@@ -37,22 +37,14 @@ Found = Union[str, Mapping[str, Any]]  # A sentence, or a mapping with ``message
 Findings = Union[None, Found, Iterable[Found]]
 
 
-class Detector(Protocol):
-    """A class is instantiated without arguments."""
-
-    def feed(self, record: Mapping[str, Any]) -> Findings: ...
-
-
-class _Function:
-    def __init__(self, function: Callable[[Mapping[str, Any]], Findings]) -> None:
-        self.feed = function
+Feed = Callable[[Mapping[str, Any]], Findings]  # A function, or the method ``feed`` of an object
 
 
 class Detectors:
     def __init__(self, report: Callable[[str, Mapping[str, Any]], None], job: str) -> None:
         self._report = report
         self._job = job
-        self._instances: dict[str, Detector] = {}
+        self._feeds: dict[str, Feed] = {}
         self._names: set[str] = set()  # also of disabled and failed ones
         self._times: dict[str, list[float]] = {}
         self._errors: dict[str, int] = {}  # consecutive
@@ -83,13 +75,13 @@ class Detectors:
         if not has_method and not callable(instance):
             raise ConfigurationError(f"the detector {name} has no method feed(record), and is no function of a record")
         self._names.add(name)
-        self._instances[name] = instance if has_method else _Function(instance)
+        self._feeds[name] = instance.feed if has_method else instance
         if not self._has_begun:
             self._has_begun = True
             self._thread.start()
 
     def feed(self, record: Mapping[str, Any]) -> None:
-        if self._instances and record.get("event") != DETECTED:
+        if self._feeds and record.get("event") != DETECTED:
             try:
                 self._waiting.put_nowait(record)
             except queue.Full:
@@ -110,12 +102,12 @@ class Detectors:
             record = self._waiting.get()
             if record is None:
                 return
-            for name in list(self._instances):
+            for name in list(self._feeds):
                 self._feed_one(name, record)
 
     def _feed_one(self, name: str, record: Mapping[str, Any]) -> None:
         try:
-            for finding in _as_iterable(self._instances[name].feed(record)):
+            for finding in _as_iterable(self._feeds[name](record)):
                 self._report_limited(name, {"message": finding} if isinstance(finding, str) else finding)
             self._errors.pop(name, None)
         except Exception:  # user code; the training continues
@@ -128,7 +120,7 @@ class Detectors:
             log.exception("%s: detector %s failed; trying it again", self._job, name)
         if count >= _MOST_ERRORS:
             log.error("%s: detector %s failed %d times in a row; disabling it", self._job, name, count)
-            del self._instances[name]
+            del self._feeds[name]
 
     def _report_limited(self, name: str, fields: Mapping[str, Any]) -> None:
         now = time.monotonic()

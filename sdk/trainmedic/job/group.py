@@ -32,6 +32,18 @@ class Group(Protocol):
         ...
 
 
+class Ranks(Protocol):
+    """A job's ranks as seen by one of them, such as `Medic`."""
+
+    job: str
+    rank: int
+    world_size: int
+
+    def group(self, name: str) -> Group:
+        """Every rank passes the same name."""
+        ...
+
+
 class SingleRankGroup:
     rank = 0
     world_size = 1

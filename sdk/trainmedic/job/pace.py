@@ -5,12 +5,11 @@ Own time excludes wait; the rank that delays others has the most.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
 from typing import Any, NamedTuple
 
-from trainmedic.job.reported_values import number
+from trainmedic.job.reported_values import finite
 
 _MOST_INTERVALS = 101  # odd, so that the median is one of them; as long as half are fast, it is fast
 _RECENT = 20  # intervals for the parts of a step
@@ -67,7 +66,7 @@ class Pace:
             seconds += weight * (interval.seconds - seconds)
             steps += weight * (interval.steps - steps)
             for name, amount in amounts.items():
-                count = _finite(getattr(interval, name))
+                count = finite(getattr(interval, name))
                 if count is not None:
                     amounts[name] = amount + weight * (count - amount)
         if not seconds:
@@ -81,7 +80,7 @@ _UNKNOWN = StepParts(None, None, None, None)
 
 
 def _parts_of(interval: Interval) -> StepParts:
-    data, wait, own = map(_finite, (interval.data_seconds, interval.wait_seconds, interval.own_seconds))
+    data, wait, own = map(finite, (interval.data_seconds, interval.wait_seconds, interval.own_seconds))
     if own is None and wait is not None:
         own = max(interval.seconds - wait, 0.0)
     elif wait is None and own is not None:
@@ -93,8 +92,3 @@ def _parts_of(interval: Interval) -> StepParts:
 def _median(values: tuple[float | None, ...]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def _finite(value: Any) -> float | None:
-    read = number(value)
-    return None if read is None or math.isnan(read) else read

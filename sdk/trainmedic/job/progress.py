@@ -13,7 +13,7 @@ from typing import Any, Mapping, NamedTuple
 
 from trainmedic.job.own_loss import OwnLoss
 from trainmedic.job.pace import Interval, Pace
-from trainmedic.job.reported_values import ReportRecord, detached, deviation, kept, number, whole
+from trainmedic.job.reported_values import ReportRecord, detached, deviation, finite, kept, number, whole
 from trainmedic.wire import evaluations
 from trainmedic.wire.envelope import write_time
 from trainmedic.wire.evaluations import EvaluatedMetric
@@ -325,7 +325,7 @@ class Progress:
 
     def evaluated_metrics(self) -> tuple[EvaluatedMetric, ...]:
         return tuple(
-            EvaluatedMetric(name, _finite(each.value), each.step, datetime.fromtimestamp(each.at, timezone.utc))
+            EvaluatedMetric(name, finite(each.value), each.step, datetime.fromtimestamp(each.at, timezone.utc))
             for name, each in self.evaluated.items()
         )
 
@@ -362,7 +362,7 @@ class Progress:
         # A loss scaler explains non-finite gradients, unless they never become finite.
         last = self.record.last(OVERFLOWS) if self.skips_overflows else []
         is_first = 0 < len(last) < OVERFLOWS
-        return is_first or any(_finite(each.grad_norm) is not None for each in last)
+        return is_first or any(finite(each.grad_norm) is not None for each in last)
 
     def shown(self, now: float) -> dict[str, Any]:
         """Return the presence's finite figures, and the newest checkpoint."""
@@ -374,11 +374,6 @@ class Progress:
             step, at = self.checkpoint
             shown["checkpoint"] = {"step": step, "at": write_time(datetime.fromtimestamp(at, timezone.utc))}
         return shown
-
-
-def _finite(value: Any) -> float | None:
-    read = number(value)
-    return None if read is None or math.isnan(read) else read
 
 
 class Window:

@@ -8,10 +8,10 @@ import threading
 import time
 from typing import Any, Iterator, Mapping, NamedTuple
 
-from trainmedic.job import memory_usage
-from trainmedic.job.cpu_usage import CpuMeter
+from trainmedic.job import process_usage
+from trainmedic.job.process_usage import CpuMeter
 from trainmedic.job.progress import Progress
-from trainmedic.job.reported_values import number
+from trainmedic.job.reported_values import finite
 
 HOST = "host"
 CUDA = "cuda"
@@ -31,7 +31,7 @@ class RankStats:
     def __init__(self, progress: Progress, node: str) -> None:
         self._progress = progress
         self._node = node
-        self._growth = {memory: memory_usage.Growth() for memory in MEMORIES}
+        self._growth = {memory: process_usage.Growth() for memory in MEMORIES}
         self._cpu = CpuMeter(time.perf_counter())
         self._lock = threading.Lock()
 
@@ -40,16 +40,15 @@ class RankStats:
         figures: dict[str, Any] = {"step": self._progress.step, **self.own_loss()}
         for part, seconds in self._progress.pace.parts()._asdict().items():
             figures[f"{part}_seconds"] = seconds
-        resident, host = memory_usage.resident_bytes(), memory_usage.host_memory()
+        resident, host = process_usage.resident_bytes(), process_usage.host_memory()
         figures["resident"] = resident
         if host is not None:
             figures[f"{HOST}_used"], figures[f"{HOST}_limit"] = host
-        cuda = memory_usage.cuda_memory()
+        cuda = process_usage.cuda_memory()
         if cuda is not None:
             figures[f"{CUDA}_used"], figures[f"{CUDA}_limit"] = cuda.allocated, cuda.total
             figures["cuda_reserved"], figures["cuda_retries"] = cuda.reserved, cuda.retries
-        device = number(self._progress.memory_bytes)
-        figures[f"{DEVICE}_used"] = None if device is None or math.isnan(device) else device
+        figures[f"{DEVICE}_used"] = finite(self._progress.memory_bytes)
         sizes = {HOST: resident, CUDA: cuda.allocated if cuda else None, DEVICE: figures[f"{DEVICE}_used"]}
         with self._lock:
             figures["cpu_cores"] = self._cpu.cores(now)
@@ -75,7 +74,7 @@ def prometheus_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sampl
 
 def _memory_samples(ranks: Mapping[int, Mapping[str, Any]], memory: str) -> Iterator[Sample]:
     labels = {"memory": memory}
-    in_use = {rank: size for rank, figures in ranks.items() if (size := _figure(figures, f"{memory}_used")) is not None}
+    in_use = _figures(ranks, f"{memory}_used")
     if in_use:
         # Without a limit, the largest counts.
         fullest = max(in_use, key=lambda rank: in_use[rank] / (_figure(ranks[rank], f"{memory}_limit") or 1.0))
@@ -84,11 +83,11 @@ def _memory_samples(ranks: Mapping[int, Mapping[str, Any]], memory: str) -> Iter
         if limit is not None:
             yield Sample("training_memory_limit_bytes", labels, limit)
         yield Sample("training_memory_rank", labels, fullest)
-    growths = [growth for figures in ranks.values() if (growth := _figure(figures, f"{memory}_growth")) is not None]
+    growths = _figures(ranks, f"{memory}_growth").values()
     if growths:
         yield Sample("training_memory_growth_bytes_per_step", labels, max(growths))
     for name, kind in (("resident", HOST), ("cuda_reserved", CUDA), ("cuda_retries", CUDA)):
-        values = [figure for figures in ranks.values() if (figure := _figure(figures, name)) is not None]
+        values = _figures(ranks, name).values()
         if kind == memory and values:
             yield Sample(_MEMORY_METRICS[name], {}, sum(values) if name == "cuda_retries" else max(values))
 
@@ -111,11 +110,7 @@ _METRICS_OF_SLOWEST = {"own": "training_rank_own_seconds", "data": "training_ran
 
 def _pace_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
     for part, name in _MEDIAN_METRICS.items():
-        of_ranks = {
-            rank: seconds
-            for rank, figures in ranks.items()
-            if (seconds := _figure(figures, f"{part}_seconds")) is not None
-        }
+        of_ranks = _figures(ranks, f"{part}_seconds")
         if not of_ranks:
             continue
         # The lower median: of two ranks the faster one is the reference.
@@ -127,7 +122,7 @@ def _pace_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
 
 
 def _cpu_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
-    cores = {rank: busy for rank, figures in ranks.items() if (busy := _figure(figures, "cpu_cores")) is not None}
+    cores = _figures(ranks, "cpu_cores")
     if not cores:
         return
     yield Sample("training_cpu_cores", {}, statistics.median_low(cores.values()))
@@ -135,6 +130,12 @@ def _cpu_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
     for rank in dict.fromkeys([*ordered[:EXTREMES], *ordered[-EXTREMES:]]):
         node = str(ranks[rank].get("node", ""))
         yield Sample("training_rank_cpu_cores", {"rank": str(rank), "rank_node": node}, cores[rank])
+
+
+def _figures(ranks: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, float]:
+    """Return the ranks' known figures of this name."""
+    known = {rank: _figure(figures, name) for rank, figures in ranks.items()}
+    return {rank: figure for rank, figure in known.items() if figure is not None}
 
 
 def _figure(figures: Mapping[str, Any], name: str) -> float | None:

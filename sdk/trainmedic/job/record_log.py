@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple
 
 from trainmedic.errors import text_of
-from trainmedic.job import detectors, devices, ending, memory_usage
+from trainmedic.job import detectors, devices, ending, process_usage
 from trainmedic.job.progress import Progress
 from trainmedic.job.reported_values import kept
 from trainmedic.job.rotating_file import RotatingFile
@@ -212,7 +212,7 @@ class RecordLog:
             "compute_s": parts.compute,
             "wait_s": parts.wait,
         }
-        cuda = memory_usage.cuda_memory()
+        cuda = process_usage.cuda_memory()
         if cuda is not None:
             fields["gpu_memory_bytes"] = cuda.allocated
             fields["gpu_memory_ratio"] = cuda.allocated / cuda.total if cuda.total else None

@@ -77,6 +77,12 @@ def number(value: Any) -> float | None:
     return read if math.isfinite(read) else _NAN
 
 
+def finite(value: Any) -> float | None:
+    """Return a float; None if not finite or no number."""
+    read = number(value)
+    return None if read is None or math.isnan(read) else read
+
+
 def whole(step: Any) -> int | None:
     try:
         read = int(step)

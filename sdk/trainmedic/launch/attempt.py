@@ -164,7 +164,7 @@ class JobAttempt:
                 self.stop(signal.SIGTERM)
         if time.monotonic() - self._bounded_at > _BOUND_INTERVAL_S:
             self._bounded_at = time.monotonic()
-            for path in self._rank_logs():
+            for path in self._rank_files("std*.log"):
                 output.bound_file(path, self._plan.most_output)
 
     def _end(self, printed: str) -> AttemptEnd:
@@ -197,9 +197,6 @@ class JobAttempt:
             return output.end_of(files[-1]) if files else causes.lines_of(end, printed)
         except OSError:
             return None
-
-    def _rank_logs(self) -> list[Path]:
-        return self._rank_files("std*.log")
 
     def _rank_files(self, pattern: str) -> list[Path]:
         logs = self._plan.logs

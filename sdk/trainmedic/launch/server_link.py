@@ -5,43 +5,32 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 from typing import Any, Mapping
 
 from trainmedic.errors import ConfigurationError
 from trainmedic.job.command import JobCommand
 from trainmedic.job.connect_options import check_url
 from trainmedic.job.handlers import LIVE, HandlerRegistry, as_it_was
-from trainmedic.job.queue import CommandQueue
+from trainmedic.job.server_connection import CommandChannel
 from trainmedic.launch.causes import Cause
 from trainmedic.launch.membership import EXCLUDE, INCLUDE, NodeExclusions
 from trainmedic.settings import Settings, resolve
-from trainmedic.version import __version__
 from trainmedic.wire import envelope
-from trainmedic.wire.command_memory import CommandMemory
-from trainmedic.wire.connection import OutageLog, RedisConnection
 from trainmedic.wire.notice import Notice, launcher_commands, launcher_name, launcher_presence
-from trainmedic.wire.receiver import Addressee, CommandReceiver
-from trainmedic.wire.signing import Signer
-from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
+from trainmedic.wire.receiver import Addressee
+from trainmedic.wire.writer import OutgoingReplies
 
 log = logging.getLogger("trainmedic")
 
 _STOP_SECONDS = 5.0
 
 
-class ServerLink:
+class ServerLink(CommandChannel):
     def __init__(
         self, settings: Settings, membership: NodeExclusions, bounds: Mapping[str, int], reports_ends: bool = False
     ) -> None:
         job, name = settings.job, launcher_name(settings.job, membership.node)
-        signer = Signer(settings.read_keys) if settings.read_keys is not None else None
-        outage = OutageLog(job, "the job continues")
-        writing = RedisConnection(settings.find_url, outage)
-        receiving = writing.shared()
-        self.job = job
         self._membership = membership
-        self._instance = envelope.new_id()
         self._number = 0
         self._state: dict[str, Any] = {"attempt": 0, "state": "starting"}
         self._constants = {
@@ -50,23 +39,18 @@ class ServerLink:
             "reports_ends": reports_ends,  # if True, the server awaits a report before it diagnoses a failure
             **bounds,
         }
-        stream = launcher_commands(name)
-        memory = CommandMemory(f"launcher:{name}", self._instance, signer)
-        presence = PresenceKey(launcher_presence(name), job, self._describe, _log_conflict)
-        self._writer = ReplyWriter(writing, memory, stream, presence, signer)
         self._handlers = HandlerRegistry(job, {}, contextlib.nullcontext)
         self._handlers.register(EXCLUDE, membership.exclude, LIVE, membership.is_in_force)
         self._handlers.register(INCLUDE, membership.include, LIVE, as_it_was)
-        host = socket.gethostname()
-        self._queue = CommandQueue(job, host, memory, self._handlers, self._writer.put, self._report_outcome)
-        addressee = Addressee("launcher", name, stream, "launcher", job)
-        self._receiver = CommandReceiver(receiving, addressee, signer, self._queue)
-        self._writer.start()
-        self._receiver.start()
+        addressee = Addressee("launcher", name, launcher_commands(name), "launcher", job)
+        presence, on_outcome = launcher_presence(name), self._report_outcome
+        super().__init__(settings, addressee, presence, self._handlers, on_outcome, "the job continues")
+        self.writer.start()
+        self.receiver.start()
 
     def show(self, state: str, attempt: int) -> None:
         self._state = {"attempt": attempt, "state": state}
-        self._writer.announce()
+        self.writer.announce()
 
     def send_notice(
         self, kind: str, attempt: int, reason: str = "", cause: Cause | None = None, *, restarts: bool = False
@@ -76,7 +60,7 @@ class ServerLink:
         notice = Notice(
             self.job,
             kind,
-            self._instance,
+            self.instance,
             self._number,
             envelope.utc_now(),
             attempt=max(attempt, 1),
@@ -88,28 +72,30 @@ class ServerLink:
             error=cause.kind if cause is not None else "",
             restarts=restarts,
         )
-        self._writer.put(OutgoingReplies(notice=notice))
+        self.writer.put(OutgoingReplies(notice=notice))
 
     def carry_out(self) -> None:
-        if self._queue.has_work:
-            for command in self._handlers.carry_out(self._queue.take_due(envelope.utc_now())):
+        if self.queue.has_work:
+            for command in self._handlers.carry_out(self.queue.take_due(envelope.utc_now())):
                 command.unsupported("a launcher does not carry it out")
 
     def close(self) -> None:
-        self._receiver.stop(_STOP_SECONDS)
-        self._queue.fail_all("the launcher ended before it came to the command")
-        self._writer.stop(_STOP_SECONDS)
+        self.receiver.stop(_STOP_SECONDS)
+        self.queue.fail_all("the launcher ended before it came to the command")
+        self.writer.stop(_STOP_SECONDS)
 
     def _report_outcome(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
         self._handlers.in_progress.pop(command.id, None)
-        self._queue.close(command, status, output)
+        self.queue.close(command, status, output)
 
-    def _describe(self) -> Mapping[str, Any]:
-        process = {"host": socket.gethostname(), "pid": os.getpid(), "instance": self._instance, "sdk": __version__}
+    def describe(self) -> Mapping[str, Any]:
         left_out = {"left_out": list(self._membership.without)}
         if self._membership.without_for_load:
             left_out["left_out_for_load"] = list(self._membership.without_for_load)
-        return {"job": self.job, **self._constants, **process, **self._state, **left_out}
+        return {**self._constants, **self._state, **left_out}
+
+    def log_conflict(self, presence: Mapping[str, Any]) -> None:
+        log.warning("another trainmedic-run starts this job on this node too: pid %s", presence.get("pid"))
 
 
 def open_link(
@@ -129,7 +115,3 @@ def open_link(
     except (ConfigurationError, ValueError) as error:
         log.warning("cannot report to the server: %s", error)
         return None
-
-
-def _log_conflict(presence: Mapping[str, Any]) -> None:
-    log.warning("another trainmedic-run starts this job on this node too: pid %s", presence.get("pid"))

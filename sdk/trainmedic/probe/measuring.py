@@ -82,7 +82,7 @@ def _measure_all_reduce(size: int, group: Any, control: Any, device: torch.devic
     times = []
     for turn in range(_WARM_UP + _REPEATS):
         numbers.fill_(mine)
-        _synchronize(device)
+        synchronize(device)
         dist.barrier(group=control)  # a common start: waiting for others is not slowness
         (seconds,) = _time(lambda: dist.all_reduce(numbers, group=group), device, 1, warm_up=0)
         # Integers below 2**24 are exact in float32 in any order of addition.
@@ -97,16 +97,16 @@ def _measure_all_reduce(size: int, group: Any, control: Any, device: torch.devic
 def _time(work: Callable[[], Any], device: torch.device, count: int, warm_up: int = _WARM_UP) -> list[float]:
     seconds = []
     for turn in range(warm_up + count):
-        _synchronize(device)
+        synchronize(device)
         began = time.perf_counter()
         work()
-        _synchronize(device)
+        synchronize(device)
         if turn >= warm_up:
             seconds.append(time.perf_counter() - began)
     return seconds
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -9,6 +9,8 @@ from typing import Iterator
 
 import torch
 
+from trainmedic.probe.measuring import synchronize
+
 CPU_BYTES = 256_000_000
 _BLOCK, _CPU_BLOCK = 1 << 28, 1 << 26  # bytes allocated at once
 # The first one is a warm-up, and not timed. After them each number is its own position, which repeats after 16 GiB.
@@ -30,7 +32,7 @@ def check_memory(device: torch.device, percent: float) -> MemoryTest:
     began = 0.0
     for turn, pattern in enumerate((*_PATTERNS, None)):
         if turn == 1:
-            _synchronize(device)
+            synchronize(device)
             began = time.perf_counter()
         for index, block in enumerate(blocks):
             if pattern is None:
@@ -40,7 +42,7 @@ def check_memory(device: torch.device, percent: float) -> MemoryTest:
         for index, block in enumerate(blocks):
             expected = _positions(index, block, numbers) if pattern is None else pattern
             wrong += torch.ne(block, expected, out=differences[: block.numel()]).any()
-    _synchronize(device)
+    synchronize(device)
     seconds = time.perf_counter() - began
     timed = len(_PATTERNS)  # without the warm-up, with the positions
     result = MemoryTest(size, size * timed / seconds, int(wrong.item()) == 0)
@@ -75,8 +77,3 @@ def _sizes(left: int, most: int) -> Iterator[int]:
 def _positions(index: int, block: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     begin = (index * numbers.numel() + 2**31) % 2**32 - 2**31
     return torch.arange(begin, begin + block.numel(), out=numbers[: block.numel()])
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -7,16 +7,15 @@ import socket
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
-from trainmedic.probe import judging, occupancy, rounds
+from trainmedic.probe import judging, occupancy
 from trainmedic.probe.judging import BaselineFile, PairBaseline
 from trainmedic.probe.measuring import Measurement, ProbeSizes, measure
 from trainmedic.probe.memory import check_memory
-from trainmedic.probe.rounds import Pair
 
 MEASURED = {
     "barrier": "seconds of one torch.distributed barrier, until the slowest rank has left it",
@@ -24,6 +23,8 @@ MEASURED = {
     "all_reduce": "seconds of one all-reduce of float32 numbers, the median of five, on the slowest rank; bytes_per_s "
     "is bytes by seconds, bus_bytes_per_s that times 2 (n - 1) / n",
 }
+
+Pair = tuple[str, str]  # nodes, sorted; equal names for one node
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,7 @@ def probe(options: ProbeOptions) -> dict[str, Any] | None:
     dist.init_process_group("gloo", timeout=patience)
     try:
         node = os.environ.get("TRAINMEDIC_NODE") or socket.gethostname()
-        nodes: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(nodes, node)
+        nodes = _gathered(node)
         if not options.even_if_training:
             _refuse_if_training(device, set(nodes), options)
         ranks_by_node: dict[str, list[int]] = {}
@@ -85,50 +85,60 @@ def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOpt
     mine = [] if busy is None else [f"rank {dist.get_rank()}: {busy}"]
     if dist.get_rank() == 0 and options.server is not None:
         mine += occupancy.jobs_on(nodes, options.server, options.token)
-    reasons: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(reasons, mine)
-    given = [reason for of_rank in reasons for reason in of_rank]
-    if given:
-        raise NodesTrain("; ".join(given))
+    reasons = [reason for of_rank in _gathered(mine) for reason in of_rank]
+    if reasons:
+        raise NodesTrain("; ".join(reasons))
+
+
+def _gathered(own: Any) -> list[Any]:
+    """Return the values of all ranks."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, own)
+    return values
 
 
 def _tested_memory(node: str, device: torch.device, percent: float | None) -> list[dict[str, Any]]:
     if percent is None:
         return []
-    mine = {"rank": dist.get_rank(), "node": node, **asdict(check_memory(device, percent))}
-    results: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(results, mine)
-    return results
+    return _gathered({"rank": dist.get_rank(), "node": node, **asdict(check_memory(device, percent))})
 
 
 def _measure_all(
     ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: ProbeSizes
 ) -> tuple[Measurement, dict[Pair, Measurement]]:
     everybody = list(range(dist.get_world_size()))
-    whole = _measure_group(everybody, device, patience, sizes)
+    whole = _measure_if_member(*_groups(everybody, device, patience), device, sizes)
     assert whole is not None
     mine: dict[Pair, Measurement] = {}
-    for turn in rounds.rounds(ranks_by_node):
-        results = zip(turn, _measure_round(turn, ranks_by_node, device, patience, sizes), strict=True)
-        mine.update({pair: result for pair, result in results if result is not None})
+    for turn in rounds(ranks_by_node):
+        # All ranks create all groups first, in the same order.
+        groups = [_groups(ranks_of(pair, ranks_by_node), device, patience) for pair in turn]
+        results = [_measure_if_member(*group, device, sizes) for group in groups]
+        mine.update({pair: result for pair, result in zip(turn, results, strict=True) if result is not None})
         dist.barrier()
-    gathered: list[Any] = [None] * len(everybody)
-    dist.all_gather_object(gathered, mine)
-    return whole, {pair: result for of_rank in gathered for pair, result in of_rank.items()}
+    return whole, {pair: result for of_rank in _gathered(mine) for pair, result in of_rank.items()}
 
 
-def _measure_round(
-    turn: list[Pair], ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: Any
-) -> list[Measurement | None]:
-    # All ranks create all groups first, in the same order.
-    groups = [_groups(rounds.ranks_of(pair, ranks_by_node), device, patience) for pair in turn]
-    return [_measure_if_member(*group, device, sizes) for group in groups]
+def rounds(ranks_by_node: Mapping[str, Sequence[int]]) -> list[list[Pair]]:
+    """Return pairs to measure concurrently, by round.
+
+    First each node with several ranks alone, then each two nodes once.
+    """
+    nodes = sorted(ranks_by_node)
+    within = [(node, node) for node in nodes if len(ranks_by_node[node]) > 1]
+    turns: list[list[Pair]] = [within] if within else []
+    # Circle method: one stays, the others move on by one place each round.
+    circle: list[str | None] = [*nodes, None] if len(nodes) % 2 else list(nodes)
+    half = len(circle) // 2
+    for _ in range(len(circle) - 1):
+        opposite = zip(circle[:half], reversed(circle[half:]), strict=True)
+        turns.append([(min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None])
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return [sorted(turn) for turn in turns if turn]
 
 
-def _measure_group(
-    ranks: list[int], device: torch.device, patience: timedelta, sizes: ProbeSizes
-) -> Measurement | None:
-    return _measure_if_member(*_groups(ranks, device, patience), device, sizes)
+def ranks_of(pair: Pair, ranks_by_node: Mapping[str, Sequence[int]]) -> list[int]:
+    return sorted({rank for node in pair for rank in ranks_by_node[node]})
 
 
 def _groups(ranks: list[int], device: torch.device, patience: timedelta) -> tuple[Any, Any, bool]:

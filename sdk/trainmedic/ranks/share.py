@@ -43,27 +43,29 @@ class LocalRank:
     stats: Callable[[], Mapping[str, Any]]  # `Medic.stats`
 
 
-@dataclass(frozen=True)
-class SharingOptions:
-    # As for `trainmedic.distributed.share`.
-    every: int | None = None
-    patience: float = PATIENCE
-    call_patience: float = CALL_PATIENCE
-
-
 class Share:
-    def __init__(self, store: KeyValueStore, local: LocalRank, options: SharingOptions) -> None:
+    """Options are those of `trainmedic.distributed.share`."""
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        local: LocalRank,
+        every: int | None = None,
+        patience: float = PATIENCE,
+        call_patience: float = CALL_PATIENCE,
+    ) -> None:
         self._local = local
-        self._options = options
+        self._patience = patience
+        self._call_patience = call_patience
         self._pid = os.getpid()
         self._calls = 0  # of `tick`
         self._next_call = 1  # number of the call at the next sync point
         self._groups: dict[str, int] = {}  # uses of each name
-        self._interval = SyncInterval(options.every)
+        self._interval = SyncInterval(every)
         self._base = SharedStore(store, "", local.rank, local.world_size)
         job, base, interval = local.job, self._base, self._interval
         self._coordinator = Coordinator(job, local.queue, base, interval) if local.queue is not None else None
-        role: Role = self._coordinator or Participant(job, base, interval, options.patience)
+        role: Role = self._coordinator or Participant(job, base, interval, patience)
         self._synchronizer = Synchronizer(job, base, role, interval, local.stats)
         self._synchronizer.location = local.location()
         self._synchronizer.start()
@@ -122,7 +124,7 @@ class Share:
         number = position.number + 1
         decision = synchronizer.next_decision
         if decision is None or decision.number != number:
-            patience = max(self._options.patience, JOIN_PATIENCE)
+            patience = max(self._patience, JOIN_PATIENCE)
             decision = synchronizer.wait_for(synchronizer.attempt_decision, patience)
         assert decision is not None
         if decision.over is not None:
@@ -142,9 +144,8 @@ class Share:
         """Agree with the other ranks; return the commands to carry out."""
         cannot = {sent.id: reason for sent in decision.commands if (reason := self._why_unable(sent))}
         statement = {"step": step, "cannot": cannot}
-        patience = self._options.call_patience
-        attempt = partial(self._synchronizer.attempt_meeting, decision, statement, patience)
-        outcome: AgreedOutcome = self._synchronizer.wait_for(attempt, patience + RESULT_GRACE)
+        attempt = partial(self._synchronizer.attempt_meeting, decision, statement, self._call_patience)
+        outcome: AgreedOutcome = self._synchronizer.wait_for(attempt, self._call_patience + RESULT_GRACE)
         return [
             self._command((decision.number, index), sent)
             for index, sent in enumerate(decision.commands)

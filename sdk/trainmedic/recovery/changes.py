@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import AbstractSet, Any, Mapping
 
 from trainmedic.errors import Rejected
-from trainmedic.job.parameters import LARGEST_LR_SCALE
+from trainmedic.job.command import JobCommand
+from trainmedic.job.parameters import LARGEST_LR_SCALE, DataloaderWorkers
 from trainmedic.recovery.checkpoints import write_durably
+from trainmedic.recovery.json_files import read_or_warn
 
 log = logging.getLogger("trainmedic")
 
@@ -100,13 +102,6 @@ class ChangeTrial:
     def is_passed(self, step: int) -> bool:
         # A checkpoint of the same step was written before the first step with the changes.
         return bool(self.changes) and step != self.step
-
-    def started_again(self) -> ChangeTrial:
-        return replace(self, starts=self.starts + 1)
-
-    @property
-    def is_failed(self) -> bool:
-        return self.starts >= _STARTS
 
     @property
     def failure(self) -> str:
@@ -230,7 +225,7 @@ class AppliedChanges:
         ``step``: the loaded checkpoint's, which may end the trial.
         """
         self._is_new = False
-        state = _read(self._file) or otherwise
+        state = read_or_warn(self._file, _as_object, None, "%s cannot be read: %s") or otherwise
         if state is not None:
             self.restore(state)
             if step is not None and step > self._trial.step:
@@ -243,8 +238,8 @@ class AppliedChanges:
         """Drop the changes on trial at the second start without a checkpoint."""
         if not self._trial.changes:
             return
-        self._trial = self._trial.started_again()
-        if self._trial.is_failed:
+        self._trial = replace(self._trial, starts=self._trial.starts + 1)
+        if self._trial.starts >= _STARTS:
             for name, factors in self._factors.items():
                 self._factors[name] = {key: value for key, value in factors.items() if key not in self._trial.changes}
             self.workers = None if WORKERS in self._trial.changes else self.workers
@@ -304,6 +299,22 @@ def scaled_whole(base: int, factors: Mapping[str, float], name: str, round_down:
     raise Rejected(f"{name} would be {float(exact):g}, which is not a whole number of 1 or more")
 
 
+def agreed_workers(command: JobCommand, present: int) -> int:
+    """Return each data loader's workers, agreed by all ranks; ``present`` is this rank's number.
+
+    Raises Rejected on all ranks. With ``at_most`` all must have the same number.
+    """
+    parameters = command.parameters
+    assert isinstance(parameters, DataloaderWorkers)
+    if parameters.at_most is not None:
+        counts = sorted(set(command.group.poll(present).values()))
+        if len(counts) > 1:
+            raise Rejected(f"the ranks have different numbers of workers ({', '.join(map(str, counts))}); set a count")
+    count = parameters.wanted(present)
+    check_workers(count)
+    return count
+
+
 def check_workers(count: int) -> None:
     """Raise Rejected if so many would overload this machine."""
     cpus = os.cpu_count() or 1
@@ -312,14 +323,5 @@ def check_workers(count: int) -> None:
         raise Rejected(f"{count} workers are too many for {cpus} CPUs; use at most {most}")
 
 
-def _read(file: Path | None) -> Mapping[str, Any] | None:
-    if file is None:
-        return None
-    try:
-        state = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        log.warning("%s cannot be read: %s", file, error)
-        return None
+def _as_object(state: Any) -> Mapping[str, Any] | None:
     return state if isinstance(state, dict) else None

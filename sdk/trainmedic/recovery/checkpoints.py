@@ -178,11 +178,7 @@ def write_rank_record(checkpoint: Path, rank: int, facts: Mapping[str, Any]) -> 
 
 
 def read_rank_record(checkpoint: Path, rank: int) -> dict[str, Any] | None:
-    try:
-        facts = json.loads((checkpoint / _RANK_RECORD.format(rank=rank)).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return facts if isinstance(facts, dict) else None
+    return _read(checkpoint / _RANK_RECORD.format(rank=rank), most_bytes=-1)
 
 
 def flush_directory(directory: Path) -> None:
@@ -210,10 +206,10 @@ def write_durably(path: Path, content: bytes) -> None:
     flush_directory(path.parent)
 
 
-def _read(mark: Path) -> Mapping[str, Any] | None:
+def _read(path: Path, most_bytes: int = _LARGEST_MARK) -> dict[str, Any] | None:
     try:
-        with mark.open("rb") as file:
-            facts = json.loads(file.read(_LARGEST_MARK))
+        with path.open("rb") as file:
+            facts = json.loads(file.read(most_bytes))
     except (OSError, ValueError, RecursionError):
         return None
     return facts if isinstance(facts, dict) else None

@@ -43,12 +43,13 @@ class SlotPool:
         self.add(slot)
         return slot
 
-    def complete(self) -> list[Slot]:
+    def complete(self) -> list[tuple[SlotMark, Slot]]:
         with self._lock:
-            return sorted((slot for slot in self._slots if slot.mark is not None), key=_step)
+            marked = [(mark, slot) for slot in self._slots if (mark := slot.mark) is not None]
+        return sorted(marked, key=lambda pair: pair[0].step)
 
     def find(self, set_id: str) -> Slot | None:
-        return next((slot for slot in self.complete() if slot.mark is not None and slot.mark.set_id == set_id), None)
+        return next((slot for mark, slot in self.complete() if mark.set_id == set_id), None)
 
     @contextlib.contextmanager
     def using(self, slot: Slot) -> Iterator[Slot]:
@@ -108,15 +109,13 @@ class SlotPool:
                 else:
                     self._remove(slot)
         while sum(slot.size >= size for slot in self._slots) < count:
-            made = Slot(size, self._free_file())
-            with self._lock:
-                self._slots.append(made)
+            self.make(size)
         self._provided_size = size
 
     def drop_after(self, step: int) -> None:
         with self._lock:
-            for slot in self.complete():
-                if _step(slot) > step:
+            for mark, slot in self.complete():
+                if mark.step > step:
                     slot.clear()
 
     def clear(self) -> None:
@@ -126,21 +125,22 @@ class SlotPool:
 
     def _dispensable(self, idle: list[Slot], size: int, step: int, horizon: int) -> Slot | None:
         complete = self.complete()
-        for slot in complete:
-            if slot in idle and slot.size >= size and slot.mark is not None and _is_unhealthy(slot.mark):
+        usable = [slot for slot in idle if slot.size >= size]
+        for mark, slot in complete:
+            if slot in usable and problem(CheckpointHealth.from_json(mark.health)):
                 return slot
         for kept in (self.kept, ()):  # if all slots are to be kept, one of them must go
-            candidates = {_step(slot): slot for slot in complete if slot.mark is not None}
+            candidates = {mark.step: (mark, slot) for mark, slot in complete}
             while candidates:
-                slot = candidates.pop(dispensable([*candidates, step], horizon))
-                if slot in idle and slot.size >= size and slot.mark is not None and slot.mark.set_id not in kept:
+                mark, slot = candidates.pop(dispensable([*candidates, step], horizon))
+                if slot in usable and mark.set_id not in kept:
                     return slot
         return None
 
     def _is_needed(self, slot: Slot) -> bool:
         # For a rollback, even if the slot can no longer be used again.
         mark = slot.mark
-        return mark is not None and (mark.set_id in self.kept or slot is max(self.complete(), key=_step))
+        return mark is not None and (mark.set_id in self.kept or slot is self.complete()[-1][1])
 
     def _remove(self, slot: Slot) -> None:
         slot.remove()
@@ -152,10 +152,6 @@ class SlotPool:
         while (file := self._directory / f"slot-{self._number}").exists():
             self._number += 1
         return file
-
-
-def _is_unhealthy(mark: SlotMark) -> bool:
-    return bool(problem(CheckpointHealth.from_json(mark.health)))
 
 
 def _step(slot: Slot) -> int:

@@ -17,9 +17,13 @@ _POLL_INTERVAL = 0.05  # seconds between two polls for commands
 class LoopPause:
     """Pause counted in polls instead of time, so that all ranks leave it at the same step."""
 
-    def __init__(self, medic: Medic, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, medic: Medic, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._medic = medic
         self._sleep = sleep
+        self._now = now
+        self._polled_at = 0.0  # time of the last poll, or when it was due
         self._polls_left = 0
         self._begun_by: set[str] = set()  # IDs of the commands that began or extended it
 
@@ -40,6 +44,7 @@ class LoopPause:
             raise Rejected(f"no pause of command {extends} lasts")
         self._begun_by = {*(self._begun_by if self.lasts else ()), command_id}
         self._polls_left = math.ceil(longest.total_seconds() / _POLL_INTERVAL)
+        self._polled_at = self._now()
         return {"max_seconds": longest.total_seconds()}
 
     def end(self) -> Mapping[str, Any]:
@@ -51,6 +56,8 @@ class LoopPause:
             return
         with self._medic.window(PAUSE):
             while self.lasts:
-                self._sleep(_POLL_INTERVAL)
+                # After a slow poll the next ones follow sooner, so that the pause is no longer.
+                self._polled_at += _POLL_INTERVAL
+                self._sleep(max(self._polled_at - self._now(), 0.0))
                 self._polls_left -= 1
                 self._medic.commands(step)

@@ -16,11 +16,10 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Callable, Mapping, TypeVar
+from typing import Callable, TypeVar
 
 from trainmedic.client import Medic
 from trainmedic.errors import Interrupted, Refusal, Rejected, described
-from trainmedic.job.command import JobCommand
 from trainmedic.job.group import Group
 from trainmedic.job.interrupt import Interrupter
 from trainmedic.job.parameters import Rollback
@@ -52,10 +51,6 @@ def require_on_all_ranks(group: Group, checkpoint: SavedCheckpoint, is_there: Ca
         raise Rejected(f"{checkpoint.name} is missing or incomplete as seen from rank {', '.join(unseen)}")
 
 
-def _apply(command: JobCommand, output: Mapping[str, Any]) -> None:
-    command.applied(output)
-
-
 class LoopRestarter:
     """Runs and restarts one training's loop.
 
@@ -80,7 +75,7 @@ class LoopRestarter:
         self._now = now
         self._interrupter: Interrupter | None = None
         self._requested: LoopRestart | None = None  # once the present loop has ended
-        self._starting: LoopRestart | None = None  # the present loop's; None for the first loop
+        self.starting: LoopRestart | None = None  # the present loop's; None for the first loop
         self._has_loaded = False  # the present loop
         self._has_stepped = False  # the present loop
         self._may_restart = True  # False once a command has stopped the job
@@ -107,33 +102,18 @@ class LoopRestarter:
         self._enter_window()
         return True
 
-    @property
-    def starting(self) -> LoopRestart | None:
-        """The present loop's restart; None for the first loop."""
-        return self._starting
-
     def note_loaded(self) -> None:
         self._has_loaded = True
 
-    def stepped(
-        self,
-        step: int,
-        finish: Callable[[LoopRestart], Mapping[str, Any]],
-        answer: Callable[[JobCommand, Mapping[str, Any]], None] = _apply,
-    ) -> None:
-        """Record a step. The first after a restart sends its answer, completed by `finish`."""
+    def stepped(self, step: int) -> LoopRestart | None:
+        """Record a step. After a restart's first step, return it, so that its command is answered."""
         if step > self._furthest_step:
             self._furthest_step, self._failures = step, 0
         if self._has_stepped:
-            return
+            return None
         self._has_stepped = True
         self._leave_window()
-        restart = self._starting
-        if restart is not None:
-            output = finish(restart)
-            if restart.command is not None and not restart.command.is_answered:
-                self._medic.step = step
-                answer(restart.command, {**restart.output, **output})
+        return self.starting
 
     def arm(self) -> None:
         if self._interrupter is not None:
@@ -160,22 +140,22 @@ class LoopRestarter:
             while True:
                 self._has_loaded = self._has_stepped = False
                 try:
-                    result = attempt(self._starting)
+                    result = attempt(self.starting)
                 except Interrupted as interruption:
-                    self._starting = self._after_interruption(interruption)
+                    self.starting = self._after_interruption(interruption)
                 except DamagedCheckpoint as damage:
                     self.disarm()
-                    self._starting = self._after_damage(damage)
+                    self.starting = self._after_damage(damage)
                 except Exception as error:  # any error of the user's loop; raised again without a restart
                     self.disarm()
-                    self._starting = self._after_failure(error)
+                    self.starting = self._after_failure(error)
                 else:
                     self.disarm()
                     if not self._has_stepped:
-                        self._fail(self._starting, "training ended before the restarted loop completed a step")
+                        self._fail(self.starting, "training ended before the restarted loop completed a step")
                     if self._requested is None:
                         return result
-                    self._starting, self._requested = self._requested, None
+                    self.starting, self._requested = self._requested, None
         finally:
             self._leave_window()
             if self._interrupter is not None:
@@ -203,11 +183,11 @@ class LoopRestarter:
         if requested is None:
             return self._after_failure(interruption)
         if not self._has_stepped:
-            self._fail(self._starting, "the restarted loop hung before it completed a step")
+            self._fail(self.starting, "the restarted loop hung before it completed a step")
         return requested
 
     def _after_damage(self, damage: DamagedCheckpoint) -> LoopRestart:
-        damaged, newest = self._starting, self._newest()
+        damaged, newest = self.starting, self._newest()
         assert damaged is not None
         log.error("%s: %s", self._medic.job, damage)
         self._enter_window()
@@ -227,7 +207,7 @@ class LoopRestarter:
         requested, self._requested = self._requested, None
         self._fail(requested, f"the training loop crashed before it could restart: {reason}")
         self._failures += 1
-        starting = self._starting if not self._has_stepped else None
+        starting = self.starting if not self._has_stepped else None
         if not self._may_restart or self._medic.world_size > 1:
             self._fail(starting, reason)
             raise error

@@ -13,6 +13,7 @@ from typing import Any, Mapping
 
 from trainmedic.errors import Rejected
 from trainmedic.recovery.checkpoints import write_durably
+from trainmedic.recovery.json_files import read_or_warn
 
 log = logging.getLogger("trainmedic")
 
@@ -47,7 +48,8 @@ class RollbackBudget:
         self.limit = limit
         self._file = directory / FILE if directory is not None else None
         self._writes = writes
-        self.spent = _read(self._file)
+        warning = "%s cannot be read; rollbacks are counted from 0: %s"  # so that the job can be repaired
+        self.spent = read_or_warn(self._file, _count_in, RollbackCount(), warning)
 
     def check(self, target_step: int, left_step: int) -> None:
         then = self.spent.after(target_step, left_step)
@@ -85,18 +87,8 @@ class RollbackBudget:
             )
 
 
-def _read(file: Path | None) -> RollbackCount:
-    """Return the count; none if unreadable, so that the job can be repaired."""
-    if file is None:
-        return RollbackCount()
-    try:
-        fields = json.loads(file.read_bytes())
-        values = [fields[name] for name in ("root_step", "furthest_step", "rollbacks")]
-        if all(type(value) is int for value in values):
-            return RollbackCount(*values)
+def _count_in(fields: Any) -> RollbackCount:
+    values = [fields[name] for name in ("root_step", "furthest_step", "rollbacks")]
+    if not all(type(value) is int for value in values):
         raise ValueError("its members are not whole numbers")
-    except FileNotFoundError:
-        return RollbackCount()
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        log.warning("%s cannot be read; rollbacks are counted from 0: %s", file, error)
-        return RollbackCount()
+    return RollbackCount(*values)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 from trainmedic.recovery import checkpoints
-
-log = logging.getLogger("trainmedic")
+from trainmedic.recovery.json_files import read_or_warn
 
 FILE = ".trainmedic-skipped.json"
 
@@ -21,19 +19,17 @@ def contains(ranges: Ranges, number: int) -> bool:
 
 
 def read(directory: Path) -> Ranges:
-    file = directory / FILE
-    try:
-        return [(int(start), int(stop)) for start, stop in json.loads(file.read_bytes())]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError, OverflowError) as error:
-        log.warning("%s cannot be read; skipped data will come again: %s", file, error)
-        return []
+    warning = "%s cannot be read; skipped data will come again: %s"
+    return read_or_warn(directory / FILE, _ranges_in, [], warning)
 
 
 def write(directory: Path, ranges: Any) -> None:
     """Replace the file. Raises OSError."""
     checkpoints.write_durably(directory / FILE, json.dumps([list(each) for each in ranges]).encode())
+
+
+def _ranges_in(pairs: Any) -> Ranges:
+    return [(int(start), int(stop)) for start, stop in pairs]
 
 
 def forget(directory: Path) -> None:

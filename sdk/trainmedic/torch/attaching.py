@@ -182,7 +182,7 @@ def _storage(
     if checkpoints is None:
         return None
     if not isinstance(checkpoints, (str, Path)):
-        return checkpoints if medic.world_size == 1 else JointOwnCheckpoints(checkpoints, medic.rank, medic.group)
+        return checkpoints if medic.world_size == 1 else JointOwnCheckpoints(checkpoints, medic)
     if medic.world_size == 1 and not distributed.is_started():
         return CheckpointDirectory(checkpoints, keep)
     if is_wrapped_by_fsdp1(parts):
@@ -196,7 +196,7 @@ def _storage(
         from trainmedic.torch.checkpoints.sharding import ShardedContents
 
         contents = ShardedContents(parts)
-    return JointCheckpointDirectory(checkpoints, keep, medic.rank, medic.world_size, medic.group, contents)
+    return JointCheckpointDirectory(checkpoints, keep, medic, contents)
 
 
 def _source(
@@ -231,7 +231,7 @@ def _with_memory(
 
         contents = ShardedContents(parts)
     cadence = MemoryCadence(options.every if options.every != "auto" else None, options.share, options.replica_every)
-    memory = MemoryCheckpoints(medic.job, medic.rank, medic.world_size, medic.group, contents, cadence)
+    memory = MemoryCheckpoints(medic, contents, cadence)
     start = MemoryStart(memory, options, medic.job, storage.directory)
     return TieredCheckpoints(storage, memory, _background(medic, storage, memory, options)), start
 
@@ -245,9 +245,7 @@ def _background(
         raise ConfigurationError("memory: asynchronous needs a checkpoint directory, not your own functions")
     if isinstance(storage, JointCheckpointDirectory):
         storage.allow_background_writes()
-    return BackgroundSaves(
-        medic.job, medic.rank, medic.world_size, medic.group, storage, memory, medic.saved, medic.save_failed
-    )
+    return BackgroundSaves(medic, storage, memory)
 
 
 def make_records(

@@ -122,9 +122,9 @@ def is_same(one: Held, other: Held) -> bool:
         return False
     mine, theirs = one[1], other[1]
     if one[0] == _TENSOR:
-        return _same_bits(mine[0], theirs[0])
+        return same_bits(mine[0], theirs[0])
     if one[0] in (_ARRAY, _SCALAR, _TORCH_RANDOM):
-        return _same_bits(mine, theirs)
+        return same_bits(mine, theirs)
     if one[0] == _DICT:
         return bool(mine.keys() == theirs.keys()) and all(is_same(each, theirs[key]) for key, each in mine.items())
     if one[0] in (_LIST, _TUPLE, _DEQUE):
@@ -133,7 +133,7 @@ def is_same(one: Held, other: Held) -> bool:
     return bool(mine == theirs) or is_nan_in_both
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     mine, theirs = (each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
@@ -144,7 +144,7 @@ def _put_tensor(present: Any, content: torch.Tensor, device: str) -> torch.Tenso
     if _takes(present, content):
         # Of elements that share memory, as after `expand`, one is written.
         written = tuple(slice(None if stride else 1) for stride in present.stride())
-        if 0 not in present.stride() or _same_bits(content[written].expand_as(content), content):
+        if 0 not in present.stride() or same_bits(content[written].expand_as(content), content):
             with torch.no_grad():
                 present[written].copy_(content[written])
             kept: torch.Tensor = present

@@ -17,8 +17,7 @@ from trainmedic.errors import Rejected, described
 from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import InForce, as_it_was
 from trainmedic.job.parameters import Accumulate, DataloaderWorkers, Pause, Rollback, ScaleBatch, Stop
-from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, scaled_whole
-from trainmedic.recovery.loader_workers import agreed_workers
+from trainmedic.recovery.changes import ACCUMULATION, BATCH_SIZE, LEARNING_RATE, agreed_workers, scaled_whole
 from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
 from trainmedic.torch.rank_agreement import on_all_ranks

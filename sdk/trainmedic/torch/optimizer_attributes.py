@@ -31,17 +31,15 @@ class OptimizerAttributes:
         self._parts = parts
         self._process_id = secrets.token_hex(4)
         self.not_restored: frozenset[str] = frozenset()  # holders that the last `restore` omitted
-        holders = {name: _Holder(*holder_found) for name, holder_found in self._holders().items()}
-        self._at_start = {name: _without_tensors(holder.values()) for name, holder in holders.items()}
+        self._at_start = {name: _without_tensors(holder.values()) for name, holder in self._holders().items()}
 
     @property
     def is_empty(self) -> bool:
-        return not self._holders() or not self.capture()
+        return not self.capture()
 
     def capture(self) -> Attributes:
         held: Attributes = {}
-        for name, holder_found in self._holders().items():
-            holder = _Holder(*holder_found)
+        for name, holder in self._holders().items():
             values = self._changed(name, holder)
             inner = {key: inner.state_dict() for key, inner in holder.uncovered().items()}
             if values or inner:
@@ -60,10 +58,9 @@ class OptimizerAttributes:
         )
         for name in self.not_restored:
             log.warning("%s starts afresh: a new process may have a different DDP bucket layout", name)
-        for name, holder_found in self._holders().items():
+        for name, holder in self._holders().items():
             if name in self.not_restored:
                 continue
-            holder = _Holder(*holder_found)
             values = dict(held.get(name, {}).get("values", {}))
             at_start = self._at_start.get(name, {})
             for key in self._changed(name, holder):
@@ -89,19 +86,19 @@ class OptimizerAttributes:
         for name in held:
             if name not in holders:
                 return f"{name}, whose attributes are kept, is not there"
-            lacking = held[name]["inner"].keys() - _Holder(*holders[name]).inner.keys()
+            lacking = held[name]["inner"].keys() - holders[name].inner.keys()
             if lacking:
                 return f"{name} holds no optimizer {min(lacking)}"
         return ""
 
-    def _holders(self) -> dict[str, tuple[Any, list[torch.Tensor]]]:
-        holders: dict[str, tuple[Any, list[torch.Tensor]]] = {}
+    def _holders(self) -> dict[str, _Holder]:
+        holders: dict[str, _Holder] = {}
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
-                holders[name] = part, parameters_of(part)
+                holders[name] = _Holder(part, parameters_of(part))
             elif isinstance(part, nn.Module):
                 for number, (_, state) in enumerate(getattr(part, "_comm_hooks", ())):
-                    holders[f"{name}{HOOK}{number}"] = state, list(part.parameters())
+                    holders[f"{name}{HOOK}{number}"] = _Holder(state, list(part.parameters()))
         return holders
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Sequence
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trainmedic.torch.optimizer_states import inner_optimizers
 
@@ -17,10 +18,13 @@ class OptimizerSteps:
     __slots__ = (
         "_handles",
         "_last_count",
+        "_other_handle",
+        "_own",
         "boundaries_without_update",
         "count",
         "is_hooked",
         "observer",
+        "other_count",
         "period",
         "sampler",
     )
@@ -31,7 +35,10 @@ class OptimizerSteps:
         self.period = 1  # boundaries between the last two updates
         self.observer: Callable[[], None] | None = None  # called right after an update, with the rates it used
         self.sampler: Callable[[Any], None] | None = None  # called with the optimizer right before its update
+        self.other_count = 0  # steps of other optimizers, see `watch_others`
         self._last_count = 0  # at the previous boundary
+        self._other_handle: Any = None
+        self._own = [*optimizers, *(inner for each in optimizers for _, inner in inner_optimizers(each))]
         hooked = {id(each): each for optimizer in optimizers for each in stepping(optimizer)}.values()
         # False if an optimizer's steps cannot be observed; then nothing is counted.
         self.is_hooked = bool(hooked) and all(hasattr(each, HOOKS) for each in hooked)
@@ -47,6 +54,18 @@ class OptimizerSteps:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self.stop_watching_others()
+
+    def watch_others(self) -> None:
+        """Count the steps of optimizers that share no group with these, none of which has stepped yet."""
+        if self.is_hooked and not self.count and self._other_handle is None:
+            disable: Any = torch.compiler.disable
+            self._other_handle = register_optimizer_step_pre_hook(disable(self._before_any_step))
+
+    def stop_watching_others(self) -> None:
+        if self._other_handle is not None:
+            self._other_handle.remove()
+            self._other_handle = None
 
     def step_ends(self) -> bool:
         """Record a boundary; return whether it follows an update, or one is overdue."""
@@ -63,6 +82,11 @@ class OptimizerSteps:
         self.count += 1
         if self.sampler is not None:
             self.sampler(optimizer)
+
+    def _before_any_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
+        groups = {id(group) for each in self._own for group in each.param_groups}
+        is_own = any(each is optimizer for each in self._own)
+        self.other_count += not is_own and groups.isdisjoint(map(id, optimizer.param_groups))
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         observer = self.observer  # another thread may clear it

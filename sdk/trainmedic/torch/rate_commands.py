@@ -36,6 +36,10 @@ _LONGEST = 30.0  # seconds until the answer
 _RESERVE = 5.0  # seconds before the command expires, to deliver the answer
 _NO_UPDATE = "the loop made no update since"
 _NOT_OBSERVED = "no update of the optimizer was observed, now or before"
+_OTHER_OPTIMIZER = (
+    "the loop steps another optimizer than the one whose rate was scaled, and that one never; give attach() the "
+    "optimizer that it steps"
+)
 _TOGETHER = "several changes were observed together"
 HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) returns, or give attach() the scheduler"
 
@@ -143,6 +147,7 @@ class RateCommands:
         self._watch = _Watch(scale_before)
         self._training.rate.watch(scale_before)
         self._steps.observer = self._observe_update
+        self._steps.watch_others()
 
     def step_done(self) -> None:
         with self._timer.lock:
@@ -158,7 +163,8 @@ class RateCommands:
         watch = self._watch
         watch.boundaries += 1
         self._check_overwritten(watch)
-        is_observed = self._steps.count > 0  # at all; the loop may update by other methods than `step`
+        # At all, because the loop may update by other methods than `step`.
+        is_observed = self._steps.count > 0 or self._steps.other_count > 0
         updates = len(watch.used) if is_observed else watch.boundaries
         unanswered = [each for each in self.pending if not each.command.is_answered]
         if watch.overwritten is not None or updates >= _UPDATES:
@@ -253,7 +259,11 @@ class RateCommands:
         if why or len(pending) > 1:
             verified["why"] = why or _TOGETHER
         is_set_by_loop = rate.left_alone or watch.overwritten is not None
-        reason = self._revert(watch.overwritten, is_boundary) if watch.overwritten is not None else ""
+        reason = ""
+        if watch.overwritten is not None:
+            reason = self._revert(watch.overwritten, is_boundary)
+        elif is_boundary and self._steps.other_count and not self._steps.count:
+            reason = self._revert_unused()
         for each in pending:
             self._answer_one(each, verified, reason, is_set_by_loop)
         if not ended_because or (reason and is_boundary):
@@ -286,6 +296,16 @@ class RateCommands:
         log.warning("%s: %s", training.medic.job, reason)
         return reason
 
+    def _revert_unused(self) -> str:
+        training, failed = self._training, self._failed()
+        if not failed:
+            return ""
+        training.changes.set_factors(LEARNING_RATE, self._factors_without(failed), training.global_step)
+        training.rate.set_scale(training.changes.scale(LEARNING_RATE))
+        log.warning("%s: %s", training.medic.job, _OTHER_OPTIMIZER)
+        return _OTHER_OPTIMIZER
+
     def _end(self) -> None:
         self.pending = []
         self._steps.observer = None
+        self._steps.stop_watching_others()

@@ -38,19 +38,13 @@ class StateParts:
                 if member in self.by_name:
                     raise ConfigurationError(f"{member}: two objects have this name; give the one in also another")
                 self.by_name[member] = part
-        self._attributes = OptimizerAttributes(self.by_name)
+        self.attributes = OptimizerAttributes(self.by_name)
 
     def capture(self) -> dict[str, Any]:
         """Return the states, sharing memory with the parts."""
         states = {name: state_of(part) for name, part in self.by_name.items()}
-        attributes = self.attributes()
+        attributes = self.attributes.capture()
         return {**states, ATTRIBUTES: attributes} if attributes else states
-
-    def attributes(self) -> dict[str, Any]:
-        return self._attributes.capture()
-
-    def restore_attributes(self, held: Mapping[str, Any]) -> None:
-        self._attributes.restore(dict(held))
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
         """Return why `capture`'s output cannot be restored here, or ""."""
@@ -63,11 +57,11 @@ class StateParts:
                 difference = described(error)
             if difference:
                 return f"{name}: {difference}"
-        return self._attributes.mismatch(states.get(ATTRIBUTES, {}))
+        return self.attributes.mismatch(states.get(ATTRIBUTES, {}))
 
     def restore(self, states: Mapping[str, Any]) -> None:
         """Restore `capture`'s output. An error may leave some parts restored."""
-        self.restore_attributes(states.get(ATTRIBUTES, {}))
+        self.attributes.restore(states.get(ATTRIBUTES, {}))
         for name, part in self.by_name.items():
             state = states[name]
             if isinstance(part, nn.Module):
@@ -128,15 +122,6 @@ class StateParts:
             if isinstance(part, torch.optim.Optimizer)
             or (name.partition(".")[0] == "optimizer" and not isinstance(part, nn.Module))
         }
-
-    @property
-    def not_restored(self) -> frozenset[str]:
-        """Names of parts whose attributes the last `restore` omitted."""
-        return self._attributes.not_restored
-
-    @property
-    def has_attributes(self) -> bool:
-        return not self._attributes.is_empty
 
 
 def is_sharded(parts: StateParts) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from trainmedic.torch.carried_values import is_freed, is_ordinary
+from trainmedic.torch.carried_values import is_freed, is_ordinary, same_bits
 
 LARGEST = 256 << 20  # bytes of one copy
 _DEEPEST = 12  # levels of containers
@@ -84,7 +84,7 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         if one.dtype != other.dtype or one.shape != other.shape or one.device != other.device:
             return False
-        return torch.equal(one, other) or _bytes(one) == _bytes(other)
+        return torch.equal(one, other) or same_bits(one, other)
     if isinstance(one, (tuple, list)):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other) or (one != one and other != other)
@@ -222,9 +222,3 @@ def _refilled_object(present: Any, members: Iterable[Any], name: tuple[str, ...]
     for attribute, form in members:
         vars(filled)[attribute] = unpacked(form, before.get(attribute))
     return filled
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    if not tensor.is_floating_point() and not tensor.is_complex():
-        return repr(tensor.tolist()).encode()
-    return bytes(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).tolist())

@@ -21,6 +21,8 @@ from trainmedic.recovery.loop_restart import DamagedCheckpoint, LoopRestart, che
 from trainmedic.recovery.restarts import LoopRestarter, RestartLimits, require_on_all_ranks
 from trainmedic.recovery.rollback_budget import RollbackBudget
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
+from trainmedic.torch.learning_rate import marked_scale
+from trainmedic.torch.loss_course import CompletedRollback
 from trainmedic.torch.meters.step_meter import StepMeter
 from trainmedic.trainer.framework import Framework
 from trainmedic.trainer.rollback_proof import RollbackProof
@@ -148,24 +150,26 @@ class TrainerLoop:
     def _compare_losses(
         self, restart: LoopRestart, step: int, models: Iterable[Any], optimizers: Iterable[Any]
     ) -> None:
-        losses, framework = self.proof.losses, self.framework
-        losses.go_back(
-            self.record,
-            step,
-            models,
-            optimizers,
-            framework.accumulation,
-            framework.data,
-            restart.skip_batches,
-            restart.trouble_at,
+        record, accumulation, scale = self.record or {}, self.framework.accumulation, marked_scale(optimizers)
+        rollback = CompletedRollback(
+            step=step,
+            data=self.framework.data,
+            skipped=restart.skip_batches,
+            accumulation=accumulation,
+            accumulation_then=(record.get("losses") or {}).get("accumulation", accumulation),
+            is_scaled_otherwise=record.get("lr_scale", scale) != scale,
+            trouble_at=restart.trouble_at,
         )
+        self.proof.losses.go_back(rollback, models)
         if restart.settings:
-            losses.log.note_course_change(step)
+            self.proof.losses.log.note_course_change(step)
 
     def stepped(self, step: int) -> None:
         self._step = step
         self.proof.losses.step_ends(step)
-        self.restarts.stepped(step, self._finish, self._answer)
+        restart = self.restarts.stepped(step)
+        if restart is not None:
+            self._complete(restart)
         self.proof.step_done(step)
 
     def ends(self) -> None:
@@ -200,6 +204,18 @@ class TrainerLoop:
         self.budget.check(choice.best.step, self._step)
         return choice
 
+    def _complete(self, restart: LoopRestart) -> None:
+        """Answer the command after its restart's first step."""
+        output = {**restart.output, **self._finish(restart)}
+        command = restart.command
+        if command is None or command.is_answered:
+            return
+        self._medic.step = self._step
+        if restart.is_rollback:
+            self.proof.answer(command, output)
+        else:
+            command.applied(output)
+
     def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
         """Count a rollback; return the rest of the answer."""
         if not restart.is_rollback:
@@ -208,9 +224,3 @@ class TrainerLoop:
         spent = self.budget.spend(step, restart.output["left_step"])
         data = {"skipped_batches": self.framework.newly_skipped, "data": self.framework.data}
         return {**spent, "step": self._step, **data, **self.framework.outcome(restart)}
-
-    def _answer(self, command: JobCommand, output: Mapping[str, Any]) -> None:
-        if command.action != "job.rollback":
-            command.applied(output)
-            return
-        self.proof.answer(command, output)

@@ -6,19 +6,24 @@ Each rank compares loaded state, batches and first losses with stored values.
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterable, Mapping
+
+from torch import nn
 
 from trainmedic.client import Medic
 from trainmedic.errors import NotAgreed
 from trainmedic.job.command import JobCommand
 from trainmedic.job.group import ranks_named
+from trainmedic.job.loss_log import LossLog
+from trainmedic.job.reported_values import is_one_number
 from trainmedic.recovery.batch_log import BatchLog
 from trainmedic.recovery.health import CheckpointHealth, health_now
 from trainmedic.torch import randomness
 from trainmedic.torch.checkpoints.digests import DigestComparison, Modules, Optimizers, are_finite, compare, digests
+from trainmedic.torch.learning_rate import marked_scale
+from trainmedic.torch.loss_course import CompletedRollback, begin_comparison
 from trainmedic.torch.tensor_names import plain_name
 from trainmedic.torch.verification import RollbackVerification
-from trainmedic.trainer.step_losses import StepLosses
 from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
@@ -30,6 +35,40 @@ _BASE_CHANGED = (
     "loads them anew"
 )
 _SKIPPED_MORE = "further batches are left out around the end of the epoch"
+
+
+class StepLosses:
+    """Unrounded losses of a framework's steps on this rank."""
+
+    def __init__(self) -> None:
+        self.log = LossLog()
+        self.step = 0
+        self._parts: list[Any] = []  # of the current step, whose sum is its loss
+
+    def add(self, loss: Any) -> None:
+        if is_one_number(loss):
+            self._parts.append(loss)
+
+    def step_ends(self, step: int) -> None:
+        self.step = step
+        parts, self._parts = self._parts, []
+        if parts and step <= self.log.until:
+            self.log.note(step, sum(parts))
+
+    def record(self, step: int, optimizers: Iterable[Any], accumulation: int) -> dict[str, Any]:
+        self.log.expect_from(step)
+        return {
+            "losses": {**self.log.state(), "accumulation": accumulation},
+            "lr_scale": marked_scale(optimizers),
+        }
+
+    def restore(self, record: Mapping[str, Any] | None, step: int) -> None:
+        self._parts, self.step = [], step
+        self.log.restore((record or {}).get("losses"), step)
+
+    def go_back(self, rollback: CompletedRollback, models: Iterable[nn.Module]) -> None:
+        self._parts, self.step = [], rollback.step
+        begin_comparison(self.log, rollback, models)
 
 
 class RollbackProof:

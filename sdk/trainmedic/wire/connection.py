@@ -97,7 +97,7 @@ class _SharedClient:
         self.holder: RedisConnection | None = None
         self.users = 0  # connections that have had a turn; the last one to close drops the client
         self.unanswered: dict[str, float] = {}  # time.monotonic() of unanswered commands, by ID
-        self.answered: set[bytes] = set()  # entries whose replies are queued, and that are still on the stream
+        self.answered: set[bytes] = set()  # see `RedisConnection.answered`
         self.is_ending = False
         self.client: redis.Redis | None = None
 
@@ -177,14 +177,10 @@ class RedisConnection:  # one thread's use of the client
     def note_command_answered(self, command_id: str) -> None:
         self._shared_client.unanswered.pop(command_id, None)
 
-    def note_entry_answered(self, entry: bytes) -> None:
-        self._shared_client.answered.add(entry)
-
-    def note_entry_removed(self, entry: bytes) -> None:
-        self._shared_client.answered.discard(entry)
-
-    def is_entry_answered(self, entry: bytes) -> bool:
-        return entry in self._shared_client.answered
+    @property
+    def answered(self) -> set[bytes]:
+        """Stream entries whose replies are queued, and that are still on the stream."""
+        return self._shared_client.answered
 
     def since_command(self, most: float) -> float:
         """Return seconds since the newest unanswered command; infinite from `most` on."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Mapping
 
-from trainmedic.wire import steady_time
 from trainmedic.wire.ids import new_id as new_id
 from trainmedic.wire.reading import read_json, read_object, without_nul
 from trainmedic.wire.signing import job_identity, node_identity
 from trainmedic.wire.signing import sign as sign  # public: programs that write commands import it from here
+from trainmedic.wire.steady_time import utc_now as utc_now
 
 VERSION = 1
 REPLIES = "trainmedic:replies"
@@ -204,11 +204,6 @@ def body_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
     if len(objects) != 1:
         raise EnvelopeError(f"the entry has no field {name.decode()!r}")
     return objects[0]
-
-
-def utc_now() -> datetime:
-    """Return aware UTC, which does not jump with the machine's clock (``steady_time``)."""
-    return steady_time.utc_now()
 
 
 def write_time(value: datetime) -> str:

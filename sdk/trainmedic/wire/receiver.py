@@ -114,7 +114,7 @@ class CommandReceiver:
                 entries = self._read(client, cursor, _BLOCK_MS if is_idle else None)
                 took = time.monotonic() - asked_at
                 for entry, fields in entries:
-                    if not self._connection.is_entry_answered(entry):
+                    if entry not in self._connection.answered:
                         self._take_safely(client, entry, fields or {})
             self._connection.succeeded()
             if not entries and cursor == ">" and not is_idle:

@@ -113,4 +113,5 @@ OF_PROCESS = SteadyTime()
 
 
 def utc_now() -> datetime:
+    """Return aware UTC, which does not jump with the machine's clock."""
     return OF_PROCESS.now()

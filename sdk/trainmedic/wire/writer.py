@@ -108,7 +108,7 @@ class ReplyWriter:
     def put(self, outgoing: OutgoingReplies) -> bool:
         """Queue replies without waiting. Drop them and return False if 1,000 are queued: the server asks again."""
         if outgoing.entry is not None:
-            self._connection.note_entry_answered(outgoing.entry)
+            self._connection.answered.add(outgoing.entry)
         try:
             self._queue.put_nowait(outgoing)
         except queue.Full:
@@ -194,7 +194,7 @@ class ReplyWriter:
     def _note_removed(self, batches: Sequence[OutgoingReplies]) -> None:
         for batch in batches:
             if batch.entry is not None:
-                self._connection.note_entry_removed(batch.entry)
+                self._connection.answered.discard(batch.entry)
 
     def _add(self, pipeline: Any, batch: OutgoingReplies) -> None:
         if batch.remember is not None:

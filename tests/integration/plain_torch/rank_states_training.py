@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -134,13 +135,14 @@ def alone(directory: Path, sharded: Path) -> None:
     optimizer = ZeroRedundancyOptimizer(model.parameters(), AdamW, process_group=group, lr=0.01)
     parts = StateParts(model=model, optimizer=optimizer)
     contents = replicated_contents.ReplicatedContents(0)
-    storage = JointCheckpointDirectory(directory, None, 0, 1, lambda name: SingleRankGroup(), contents)
+    alone: Any = SimpleNamespace(rank=0, world_size=1, group=lambda name: SingleRankGroup())
+    storage = JointCheckpointDirectory(directory, None, alone, contents)
     run = storage.load(max(storage.checkpoints(), key=lambda checkpoint: checkpoint.step), parts)
     problem = compare_with(run["digests"], parts).problem
     plain = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 1))
     parts = StateParts(model=plain, optimizer=AdamW(plain.parameters()))
     spread = sharding.ShardedContents(parts)
-    storage = JointCheckpointDirectory(sharded, None, 0, 1, lambda name: SingleRankGroup(), spread)
+    storage = JointCheckpointDirectory(sharded, None, alone, spread)
     try:
         storage.load(max(storage.checkpoints(), key=lambda checkpoint: checkpoint.step), parts)
         refused = ""

@@ -14,7 +14,7 @@ from tests.support.rank_threads import RankThread, RankThreads, everywhere
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, UnusableCheckpoint
-from trainmedic.torch.checkpoints.digests import KnownDigests
+from trainmedic.torch.checkpoints.digests import KnownDigests, digests_of
 from trainmedic.torch.checkpoints.joint_checkpoints import (
     JointCheckpointDirectory,
     JointOwnCheckpoints,
@@ -22,7 +22,7 @@ from trainmedic.torch.checkpoints.joint_checkpoints import (
 from trainmedic.torch.checkpoints.own_checkpoints import OwnCheckpoints
 from trainmedic.torch.checkpoints.rank_states import RankState, compare_states
 from trainmedic.torch.checkpoints.replicated_contents import ReplicatedContents
-from trainmedic.torch.checkpoints.state_digests import compare_with, digests_of_parts
+from trainmedic.torch.checkpoints.state_digests import compare_with, tensors_of_parts
 from trainmedic.torch.rank_agreement import FailedOnSomeRanks
 from trainmedic.torch.state_parts import StateParts
 
@@ -37,12 +37,12 @@ def state(rank: int, **more: Any) -> dict[str, Any]:
     return {"step": 10, "random": rank, "feed": {"epoch": 1, "place": 12, "left_out": [[1, 3, 6]]}, **more}
 
 
-def directory(path: Path, member: RankThread, size: int) -> JointCheckpointDirectory:
-    return JointCheckpointDirectory(path, 3, member.rank, size, member.share.group, ReplicatedContents(member.rank))
+def directory(path: Path, member: RankThread) -> JointCheckpointDirectory:
+    return JointCheckpointDirectory(path, 3, member, ReplicatedContents(member.rank))
 
 
 def saved(ranks: RankThreads, path: Path) -> SavedCheckpoint:
-    found = everywhere(ranks, lambda one: directory(path, one, ranks.size).save(10, parts(1.0), state(one.rank)))
+    found = everywhere(ranks, lambda one: directory(path, one).save(10, parts(1.0), state(one.rank)))
     assert found[0] == found[1]
     checkpoint: SavedCheckpoint = found[0]
     return checkpoint
@@ -53,7 +53,7 @@ def test_a_checkpoint_holds_the_training_once_and_each_ranks_own(tmp_path: Path)
     with RankThreads(2, every=1) as ranks:
         found = saved(ranks, tmp_path)
         held = [parts() for _ in range(2)]
-        runs = everywhere(ranks, lambda one: directory(tmp_path, one, 2).load(found, held[one.rank]))
+        runs = everywhere(ranks, lambda one: directory(tmp_path, one).load(found, held[one.rank]))
     assert [run["random"] for run in runs] == [0, 1]
     assert all(bool((one.by_name["model"].weight == 1.0).all()) for one in held)
     names = sorted(path.name for path in found.path.iterdir())
@@ -72,10 +72,10 @@ def test_each_rank_gets_its_own_buffers_back(tmp_path: Path) -> None:
 
     means = [1.0, 2.0]
     with RankThreads(2, every=1) as ranks:
-        act = lambda one: directory(tmp_path, one, 2).save(10, normalized(means[one.rank]), state(one.rank))  # noqa: E731
+        act = lambda one: directory(tmp_path, one).save(10, normalized(means[one.rank]), state(one.rank))  # noqa: E731
         found = everywhere(ranks, act)[0]
         held = [normalized(0.0) for _ in means]
-        everywhere(ranks, lambda one: directory(tmp_path, one, 2).load(found, held[one.rank]))
+        everywhere(ranks, lambda one: directory(tmp_path, one).load(found, held[one.rank]))
     models = [one.by_name["model"] for one in held]
     assert [one[1].running_mean.tolist() for one in models] == [[1.0, 1.0], [2.0, 2.0]]
     assert [one.derived.item() for one in models] == [0.0, 0.0]
@@ -86,18 +86,18 @@ def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
     """All ranks know of it, with the reason, and nothing is left behind."""
     with RankThreads(2, every=1) as ranks:
         unwritable = [state(0), state(1, what=lambda: None)]
-        act = lambda one: directory(tmp_path, one, 2).save(10, parts(), unwritable[one.rank])  # noqa: E731
+        act = lambda one: directory(tmp_path, one).save(10, parts(), unwritable[one.rank])  # noqa: E731
         raised = everywhere(ranks, act)
         assert [type(one) for one in raised] == [FailedOnSomeRanks, FailedOnSomeRanks]
         assert all(str(one).startswith("rank 1: ") for one in raised)
         assert list(tmp_path.iterdir()) == []
-        assert directory(tmp_path, ranks.members[0], 2).checkpoints() == []
+        assert directory(tmp_path, ranks.members[0]).checkpoints() == []
 
 
 def test_ranks_that_do_not_share_their_directory_are_told_so(tmp_path: Path) -> None:
     """A checkpoint that rank 0 does not see whole does not count."""
     with RankThreads(2, every=1) as ranks:
-        act = lambda one: directory(tmp_path / f"node-{one.rank}", one, 2).save(10, parts(), state(one.rank))  # noqa: E731
+        act = lambda one: directory(tmp_path / f"node-{one.rank}", one).save(10, parts(), state(one.rank))  # noqa: E731
         raised = everywhere(ranks, act)
     assert "a directory that all ranks share" in str(raised[0])
     assert "a directory that all ranks share" in str(raised[1])
@@ -110,7 +110,7 @@ def test_what_one_rank_cannot_read_no_rank_loads(tmp_path: Path) -> None:
         found = saved(ranks, tmp_path)
         (found.path / "rank-00001.pt").write_bytes(b"damaged")
         held = [parts() for _ in range(2)]
-        raised = everywhere(ranks, lambda one: directory(tmp_path, one, 2).load(found, held[one.rank]))
+        raised = everywhere(ranks, lambda one: directory(tmp_path, one).load(found, held[one.rank]))
     assert [type(one) for one in raised] == [UnusableCheckpoint, UnusableCheckpoint]
     assert all("rank 1: step-00000010/rank-00001.pt cannot be read" in str(one) for one in raised)
     assert all(bool((one.by_name["model"].weight == 0.0).all()) for one in held)
@@ -121,7 +121,7 @@ def test_another_number_of_ranks_goes_on_where_all_of_them_had_come_to(tmp_path:
     with RankThreads(2, every=1) as ranks:
         found = saved(ranks, tmp_path)
     with RankThreads(3, every=1) as ranks:
-        runs = everywhere(ranks, lambda one: directory(tmp_path, one, 3).load(found, parts()))
+        runs = everywhere(ranks, lambda one: directory(tmp_path, one).load(found, parts()))
     for run in runs:
         assert run["random"] is None
         assert run["feed"] == {"epoch": 1, "place": 8, "left_out": [[1, 2, 4]]}
@@ -141,7 +141,7 @@ def test_functions_of_the_users_own_are_called_on_every_rank(tmp_path: Path) -> 
         def load(found: SavedCheckpoint) -> None:
             raise OSError("stale handle")
 
-        return JointOwnCheckpoints(OwnCheckpoints(save, load, list), one.rank, one.share.group)
+        return JointOwnCheckpoints(OwnCheckpoints(save, load, list), one)
 
     with RankThreads(2, every=1) as ranks:
         storages = [storage(one) for one in ranks.members]
@@ -161,7 +161,7 @@ def test_functions_that_give_a_rank_the_state_of_another_end_the_job(differing: 
     found = SavedCheckpoint(10, datetime.now(UTC), "anywhere")
     with RankThreads(2, every=1) as ranks:
         own = OwnCheckpoints(lambda step, state: "anywhere", lambda found: run, lambda: [found])
-        act = lambda one: JointOwnCheckpoints(own, one.rank, one.share.group).load(found, parts())  # noqa: E731
+        act = lambda one: JointOwnCheckpoints(own, one).load(found, parts())  # noqa: E731
         loaded = everywhere(ranks, act)
     assert loaded[0] == run
     if differing:
@@ -193,14 +193,14 @@ def test_another_number_of_ranks_unites_what_each_has_for_itself(case: str, tmp_
             known = KnownDigests()
             differing = compare_states(held.capture(), one.share.group("compare"), known)
             assert differing is not None
-            run = state(one.rank, digests=digests_of_parts(held, known), rank_state=differing.plain())
-            return directory(tmp_path, one, 2).save(10, held, run)
+            run = state(one.rank, digests=digests_of(tensors_of_parts(held), known), rank_state=differing.plain())
+            return directory(tmp_path, one).save(10, held, run)
 
         found = everywhere(ranks, act)[0]
     assert isinstance(found, SavedCheckpoint), found
     held = [with_momentum(rank, []) for rank in range(3)]
     with RankThreads(3, every=1) as ranks:
-        runs = everywhere(ranks, lambda one: directory(tmp_path, one, 3).load(found, held[one.rank]))
+        runs = everywhere(ranks, lambda one: directory(tmp_path, one).load(found, held[one.rank]))
     if case == "own":
         assert [type(run) for run in runs] == [UnusableCheckpoint] * 3
         reason = (

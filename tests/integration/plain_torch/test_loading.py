@@ -45,8 +45,7 @@ class Parts(StateParts):
 
 
 def storage(path: Path, member: RankThread) -> JointCheckpointDirectory:
-    contents = ReplicatedContents(member.rank)
-    return JointCheckpointDirectory(path, None, member.rank, SIZE, member.share.group, contents)
+    return JointCheckpointDirectory(path, None, member, ReplicatedContents(member.rank))
 
 
 def save(ranks: RankThreads, path: Path, step: int, drifted: int | None = None) -> SavedCheckpoint:

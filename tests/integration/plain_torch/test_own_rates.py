@@ -117,6 +117,17 @@ def test_a_rate_that_the_loop_overwrites_is_never_applied(own: Callable[..., Own
     assert loop.run.training.rate.scale == 1.0
 
 
+def test_the_rate_of_an_optimizer_that_the_loop_does_not_step_is_never_applied(own: Callable[..., Own]) -> None:
+    """As where a script makes it anew after `attach`."""
+    loop = own()
+    given, loop.optimizer = loop.optimizer, torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    loop.train(30, never, {5: loop.sent("job.scale_lr", factor=0.5)})
+    reply = loop.sent.reply()
+    assert reply.status == "failed"
+    assert "another optimizer" in reply.output["reason"]
+    assert (loop.run.training.rate.scale, given.param_groups[0]["lr"], set(loop.used.values())) == (1.0, 0.1, {0.1})
+
+
 @pytest.mark.parametrize("set_rate", [by_step, by_run, by_scale])
 def test_a_loop_that_asks_for_the_factor_uses_it(own: Callable[..., Own], set_rate: Rate) -> None:
     """From the next update on until the undo, to the bit."""

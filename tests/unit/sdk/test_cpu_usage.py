@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic.job.cpu_usage import CpuMeter, cpu_seconds
+from trainmedic.job.process_usage import CpuMeter, cpu_seconds
 
 
 class MadeProc:

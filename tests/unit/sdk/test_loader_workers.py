@@ -13,7 +13,7 @@ from trainmedic.errors import Rejected
 from trainmedic.job import parameters
 from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import NO_UPPER_BOUND, HandlerRegistry
-from trainmedic.recovery.loader_workers import agreed_workers
+from trainmedic.recovery.changes import agreed_workers
 from trainmedic.wire import envelope
 
 ACTION = "job.dataloader_workers"

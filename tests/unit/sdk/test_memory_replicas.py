@@ -82,7 +82,8 @@ def test_a_copy_that_is_cleared_while_it_is_looked_at_ends_nothing(
     """The training clears its own copies, and those of other ranks at a rollback."""
     monkeypatch.setenv(memory_slots.ENVIRONMENT, str(tmp_path))
     node = memory_slots.node_directory("run", "node-1")
-    pool, cadence = SimpleNamespace(complete=lambda: [cleared_slot()]), SimpleNamespace(replica_steps=10)
+    slot = cast(Any, cleared_slot())
+    pool, cadence = SimpleNamespace(complete=lambda: [(slot.mark, slot)]), SimpleNamespace(replica_steps=10)
     replicas = MemoryReplicas(cast(Any, SimpleNamespace(pool=pool, cadence=cadence)), WARD, node, b"secret")
     try:
         found = replicas._newest_to_copy({"rank": WARD, "multiple_of": 10, "other_than": None})
@@ -109,7 +110,7 @@ def test_a_part_is_copied_without_a_second_copy_in_between() -> None:
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert pool.complete()[0].memory[size - 1] == 7
+    assert pool.complete()[0][1].memory[size - 1] == 7
     assert most < size // 4
 
 

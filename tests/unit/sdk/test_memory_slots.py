@@ -166,7 +166,7 @@ def fill(pool: SlotPool, step: int, size: int = 1000, horizon: int = 0, **more: 
 
 
 def steps(pool: SlotPool) -> list[int]:
-    return [slot.mark.step for slot in pool.complete() if slot.mark is not None]
+    return [mark.step for mark, _ in pool.complete()]
 
 
 def test_slots_are_made_beforehand_and_used_again(pool: SlotPool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainmedic.job import memory_usage
+from trainmedic.job import process_usage
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         50 kB\nMemAvailable:    400 kB\n"
@@ -28,7 +28,7 @@ def tree(root: Path, files: Mapping[str, str]) -> Path:
 def test_the_machines_memory_counts_without_its_cache(tmp_path: Path) -> None:
     """What is available is not in use."""
     proc = tree(tmp_path, {"meminfo": MEMINFO, "self/cgroup": "0::/user.slice\n"})
-    assert memory_usage.host_memory(proc, tmp_path / "none") == (600 * 1024, 1000 * 1024)
+    assert process_usage.host_memory(proc, tmp_path / "none") == (600 * 1024, 1000 * 1024)
 
 
 def test_a_containers_limit_counts_where_there_is_one(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_containers_limit_counts_where_there_is_one(tmp_path: Path) -> None:
     files = {"memory.max": "500000\n", "memory.current": "450000\n", "memory.stat": "anon 1\ninactive_file 50000\n"}
     inside = tree(tmp_path / "inside", files)  # in a container its own group is the root
     outside = tree(tmp_path / "outside", {f"kubepods/pod1/{name}": text for name, text in files.items()})
-    assert memory_usage.host_memory(proc, inside) == memory_usage.host_memory(proc, outside) == (400_000, 500_000)
+    assert process_usage.host_memory(proc, inside) == process_usage.host_memory(proc, outside) == (400_000, 500_000)
 
 
 def test_the_limit_of_a_group_around_it_counts_too(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_limit_of_a_group_around_it_counts_too(tmp_path: Path) -> None:
     }
     files = {f"{group}/memory.max": f"{limit}\n" for group, (limit, _) in limits.items()}
     files |= {f"{group}/memory.current": f"{used}\n" for group, (_, used) in limits.items()}
-    assert memory_usage.host_memory(proc, tree(tmp_path / "cgroup", files)) == (450_000, 500_000)
+    assert process_usage.host_memory(proc, tree(tmp_path / "cgroup", files)) == (450_000, 500_000)
 
 
 @pytest.mark.parametrize("limit", ["max\n", f"{10**15}\n"])
@@ -58,7 +58,7 @@ def test_a_group_without_a_real_limit_has_that_of_the_machine(tmp_path: Path, li
     """``max``, or more than there is."""
     proc = tree(tmp_path / "proc", {"meminfo": MEMINFO, "self/cgroup": "0::/\n"})
     group = tree(tmp_path / "group", {"memory.max": limit, "memory.current": "450000\n"})
-    assert memory_usage.host_memory(proc, group) == (600 * 1024, 1000 * 1024)
+    assert process_usage.host_memory(proc, group) == (600 * 1024, 1000 * 1024)
 
 
 def test_loader_workers_count_with_their_process(tmp_path: Path) -> None:
@@ -67,18 +67,18 @@ def test_loader_workers_count_with_their_process(tmp_path: Path) -> None:
         tmp_path, {"self/statm": "900 100 5\n", "self/task/1/children": "7 8 \n", "self/task/2/children": "9\n"}
     )
     tree(tmp_path, {"7/statm": "90 10 5\n", "8/statm": "90 20 5\n"})
-    assert memory_usage.resident_bytes(proc) == 130 * PAGE
+    assert process_usage.resident_bytes(proc) == 130 * PAGE
 
 
 def test_where_there_is_no_proc_nothing_is_known(tmp_path: Path) -> None:
     """Another system than Linux."""
-    assert memory_usage.resident_bytes(tmp_path) is None
-    assert memory_usage.host_memory(tmp_path, tmp_path) is None
+    assert process_usage.resident_bytes(tmp_path) is None
+    assert process_usage.host_memory(tmp_path, tmp_path) is None
 
 
 def test_this_process_has_memory() -> None:
     """On the real files."""
-    resident, host = memory_usage.resident_bytes(), memory_usage.host_memory()
+    resident, host = process_usage.resident_bytes(), process_usage.host_memory()
     assert resident is not None
     assert host is not None
     assert 1_000_000 < resident < host[1]
@@ -101,7 +101,7 @@ def test_cuda_memory_is_that_of_the_device_in_use(monkeypatch: pytest.MonkeyPatc
     """The scraping thread's own current device says nothing; the allocator's figures do."""
     mine = {"allocated_bytes.all.current": 600, "reserved_bytes.all.current": 800, "num_alloc_retries": 2}
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda([{}, mine])))
-    assert memory_usage.cuda_memory() == memory_usage.Cuda(600, 800, 1000, 2)
+    assert process_usage.cuda_memory() == process_usage.Cuda(600, 800, 1000, 2)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_cuda_memory_is_that_of_the_device_in_use(monkeypatch: pytest.MonkeyPatc
 def test_cuda_is_left_alone_where_the_job_does_not_use_it(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     """Neither loaded, nor initialised, nor filled by a look at it."""
     monkeypatch.setitem(sys.modules, "torch", torch)
-    assert memory_usage.cuda_memory() is None
+    assert process_usage.cuda_memory() is None
 
 
 def test_a_driver_that_fails_is_no_failure_of_the_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,14 +122,14 @@ def test_a_driver_that_fails_is_no_failure_of_the_scrape(monkeypatch: pytest.Mon
     broken = cuda([{}])
     broken.device_count = lost
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=broken))
-    assert memory_usage.cuda_memory() is None
+    assert process_usage.cuda_memory() is None
 
 
 # --- growth -----------------------------------------------------------------------------------------------
 
 
 def growth(sizes: list[float], steps: int = 10) -> float | None:
-    growth = memory_usage.Growth(samples=40, apart=4.0)
+    growth = process_usage.Growth(samples=40, apart=4.0)
     for number, size in enumerate(sizes):
         growth.add_sample(steps * number, size, 5.0 * number)
     return growth.per_step()
@@ -165,7 +165,7 @@ def test_growth_is_not_known_before_there_are_samples() -> None:
 
 def test_two_scrapers_do_not_shorten_the_window() -> None:
     """Samples that come within a few seconds of the last are left out."""
-    growth = memory_usage.Growth(samples=40, apart=4.0)
+    growth = process_usage.Growth(samples=40, apart=4.0)
     for number in range(30):
         growth.add_sample(number, 1e6 * number, 0.5 * number)
     assert growth.per_step() is None

@@ -82,7 +82,7 @@ def crash() -> None:
 
 def crash_after(restarts: LoopRestarter, step: int) -> Callable[[], None]:
     def act() -> None:
-        restarts.stepped(step, finish)
+        stepped(restarts, step)
         crash()
 
     return act
@@ -90,7 +90,7 @@ def crash_after(restarts: LoopRestarter, step: int) -> Callable[[], None]:
 
 def asking(restarts: LoopRestarter, step: int, restart: LoopRestart) -> Callable[[], None]:
     def act() -> None:
-        restarts.stepped(step, finish)
+        stepped(restarts, step)
         restarts.request(restart)
 
     return act
@@ -109,7 +109,7 @@ def test_a_crashed_loop_is_tried_again_after_the_delay_and_no_more_often_than_al
 
 def test_progress_makes_the_tries_anew(restarts: LoopRestarter) -> None:
     """Only failures in a row count."""
-    loop = Loop(*(crash_after(restarts, step) for step in (1, 2, 3)), lambda: restarts.stepped(4, finish))
+    loop = Loop(*(crash_after(restarts, step) for step in (1, 2, 3)), lambda: stepped(restarts, 4))
     assert restarts.run(loop) == 4
 
 
@@ -145,11 +145,11 @@ def test_a_command_is_answered_when_the_loop_has_come_up(
     """Not before; a crash on the way costs a try, and not the command."""
 
     def ask() -> None:
-        restarts.stepped(12, finish)
+        stepped(restarts, 12)
         restarts.request(LoopRestart(Path("checkpoint-5"), command, output={"left_step": 12}))
         assert restarts.is_requested
 
-    loop = Loop(ask, crash, lambda: restarts.stepped(6, finish))
+    loop = Loop(ask, crash, lambda: stepped(restarts, 6))
     assert restarts.run(loop) == 3
     assert loop.started == [None, Path("checkpoint-5"), Path("checkpoint-5")]
     assert answers == [("applied", {"left_step": 12, "finished": True})]
@@ -162,7 +162,7 @@ def test_a_command_that_expires_while_the_loop_does_not_come_up_is_failed(
     restarts = make(medic, clock, limits=RestartLimits(retries=5, delay=10.0))
     begun: list[LoopRestart | None] = []
     to = LoopRestart(Path("checkpoint-5"), command, 3, settings={"batch": 8}, previous={"batch": 4})
-    acts = [asking(restarts, 12, to), crash, crash, crash, lambda: restarts.stepped(6, finish)]
+    acts = [asking(restarts, 12, to), crash, crash, crash, lambda: stepped(restarts, 6)]
 
     def attempt(restart: LoopRestart | None) -> None:
         begun.append(restart)
@@ -181,7 +181,7 @@ def test_settings_that_the_loop_does_not_come_up_with_are_taken_back(
     """After the tries, and training goes on as it was."""
     seen: list[Mapping[str, Any]] = []
     ask = asking(restarts, 12, LoopRestart(NEWEST, command, settings={"batch": 8}, previous={"batch": 4}))
-    acts = [ask, crash, crash, crash, lambda: restarts.stepped(13, finish)]
+    acts = [ask, crash, crash, crash, lambda: stepped(restarts, 13)]
 
     def attempt(restart: LoopRestart | None) -> None:
         seen.append(restart.settings if restart is not None else {})
@@ -197,7 +197,7 @@ def test_a_rollback_that_cannot_be_goes_on_from_the_newest(
 ) -> None:
     """Its checkpoint was deleted meanwhile: the command failed, and the job lives."""
     ask = asking(restarts, 20, LoopRestart(Path("checkpoint-5"), command))
-    loop = Loop(ask, crash, crash, crash, lambda: restarts.stepped(11, finish))
+    loop = Loop(ask, crash, crash, crash, lambda: stepped(restarts, 11))
     assert restarts.run(loop) == 5
     assert loop.started == [None, *[Path("checkpoint-5")] * 3, NEWEST]
     assert [status for status, _ in answers] == ["failed"]
@@ -213,7 +213,7 @@ def test_a_rollback_whose_checkpoint_is_damaged_goes_to_the_next_older_one(
     ask = asking(
         restarts, 12, LoopRestart(Path("checkpoint-5"), command, output={"checkpoint": "checkpoint-5"}, others=OLDER)
     )
-    loop = Loop(ask, damage("5 is bad"), damage("4 is bad"), lambda: restarts.stepped(3, finish))
+    loop = Loop(ask, damage("5 is bad"), damage("4 is bad"), lambda: stepped(restarts, 3))
     assert restarts.run(loop) == 4
     assert loop.started == [None, *map(Path, ("checkpoint-5", "checkpoint-4", "checkpoint-2"))]
     ((status, output),) = answers
@@ -279,7 +279,7 @@ def test_a_stop_ends_what_was_about_to_restart(
     """The command that wanted the restart is told so."""
 
     def ask_and_stop() -> None:
-        restarts.stepped(12, finish)
+        stepped(restarts, 12)
         restarts.request(LoopRestart(NEWEST, command))
         restarts.stop()
 
@@ -302,5 +302,8 @@ def test_all_ranks_have_to_see_the_checkpoint() -> None:
         require_on_all_ranks(Two(), checkpoint, lambda path: True)
 
 
-def finish(_: LoopRestart) -> Mapping[str, Any]:
-    return {"finished": True}
+def stepped(restarts: LoopRestarter, step: int) -> None:
+    """As the loop does: answer the command after its restart's first step."""
+    restart = restarts.stepped(step)
+    if restart is not None and restart.command is not None and not restart.command.is_answered:
+        restart.command.applied({**restart.output, "finished": True})

@@ -25,9 +25,9 @@ def link() -> Iterator[ServerLink]:
 def test_what_an_earlier_launcher_left_is_answered_without_another_command(link: ServerLink) -> None:
     """It could wait for the next command, or for its own expiry."""
     sent = make_command(EXCLUDE, params={"node": "n1"})
-    link._queue.interrupted[sent.id] = ReceivedCommand(sent, b"1-1", cast(Any, None), "commands")
+    link.queue.interrupted[sent.id] = ReceivedCommand(sent, b"1-1", cast(Any, None), "commands")
     link.carry_out()
-    record = link._queue._memory.recall(sent.id)
+    record = link.queue._memory.recall(sent.id)
     assert record is not None
     assert record.status == "failed"
-    assert not link._queue.interrupted
+    assert not link.queue.interrupted

@@ -14,12 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Mapping, Protocol
 
+from trainmedic.client import Medic
 from trainmedic.errors import NotAgreed, TrainmedicError, is_explained
 from trainmedic.job.group import ranks_named
 from trainmedic.recovery.background import BackgroundThread
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.memory_slots import Slot, SlotMark
-from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints, NewGroup
+from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints
 from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
@@ -55,27 +56,13 @@ class PartWriter(Protocol):
 
 # ``torch.distributed.checkpoint.async_save`` would copy the state again.
 class BackgroundSaves:
-    """Writer of periodic checkpoints, whose thread calls ``saved`` on rank 0, or ``failed``."""
+    """Writer of periodic checkpoints, whose thread reports them."""
 
-    def __init__(
-        self,
-        job: str,
-        rank: int,
-        world_size: int,
-        new_group: NewGroup,
-        disk: PartWriter,
-        memory: MemoryCheckpoints,
-        saved: Callable[[int], None],
-        failed: Callable[[int, str], None],
-    ) -> None:
-        self._job = job
-        self._rank = rank
-        self._world_size = world_size
-        self._new_group = new_group
+    def __init__(self, medic: Medic, disk: PartWriter, memory: MemoryCheckpoints) -> None:
+        self._medic = medic
+        self._job, self._rank, self._world_size = medic.job, medic.rank, medic.world_size
         self._disk = disk
         self._memory = memory
-        self._saved = saved
-        self._failed = failed
         self._thread = BackgroundThread("trainmedic-checkpoint")
         # Held while a checkpoint is completed or given up.
         self._completing = threading.Lock()
@@ -88,21 +75,16 @@ class BackgroundSaves:
         Every rank calls it. Returns False if the caller must write instead: a rank lacks memory and none is writing.
         Raises NotAgreed and errors of ``copy``.
         """
-        group = self._new_group(f"save-{step}")
+        group = self._medic.group(f"save-{step}")
         slot: Slot | None = None
         fault: Exception | None = None
+        obstacle = _WRITING
         if self._thread.is_idle:
             try:
                 slot = copy()
+                obstacle = _NO_MEMORY if slot is None else ""
             except Exception as error:  # any error of a state_dict; the other ranks wait for this report
-                fault = error
-        obstacle = ""
-        if not self._thread.is_idle:
-            obstacle = _WRITING
-        elif fault is not None:
-            obstacle = _NO_COPY
-        elif slot is None:
-            obstacle = _NO_MEMORY
+                fault, obstacle = error, _NO_COPY
         try:
             obstacles = group.poll(obstacle)
             if len(obstacles) < group.world_size:
@@ -149,7 +131,7 @@ class BackgroundSaves:
         except Exception as error:  # any error of the disk or a state costs only this checkpoint
             message = "%s: no checkpoint of step %d: %s"
             log.error(message, self._job, step, first_line(error), exc_info=not is_explained(error))
-            self._failed(step, first_line(error))
+            self._medic.save_failed(step, first_line(error))
             self._report_failure(unfinished, error)
         finally:
             if self._memory.pool is not None:
@@ -171,7 +153,7 @@ class BackgroundSaves:
                 raise TrainmedicError("the checkpoint was given up")
             checkpoint = self._disk.finish_parts(unfinished, step, envelope.read_time(mark.at), mark.health)
         self.has_saved = True
-        self._saved(checkpoint.step)
+        self._medic.saved(checkpoint.step)
         with suppress(OSError):
             self._disk.prune()
 

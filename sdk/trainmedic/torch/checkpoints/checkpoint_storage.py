@@ -14,21 +14,26 @@ import re
 import shutil
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Callable, Mapping, Protocol, Sequence
+from typing import Any, Callable, Mapping, Protocol, Sequence, TypeVar
 
 import torch
 
-from trainmedic.errors import TrainmedicError, described
+from trainmedic.errors import NotAgreed, TrainmedicError, described
+from trainmedic.job.group import Group
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.torch.checkpoints.checkpoint_files import UnusableCheckpoint as UnusableCheckpoint
 from trainmedic.torch.checkpoints.checkpoint_files import read_file, read_training, write_file, write_training
 from trainmedic.torch.checkpoints.frozen_base import FrozenBase
+from trainmedic.torch.rank_agreement import FailedOnSomeRanks, on_all_ranks
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
+
+Prepared = TypeVar("Prepared")
+Content = TypeVar("Content")
 
 ALERT_TO_ROLLBACK = 120.0  # seconds from a fault's start to its rollback, with the shipped alert rules
 RUN = "run.pt"
@@ -277,6 +282,21 @@ class CheckpointDirectory:
         while (new := path.with_name(f"abandoned-{number}-{path.name}")).exists():
             number += 1
         return new
+
+
+def read_jointly(
+    group: Group, name: str, prepare: Callable[[], Prepared], read: Callable[[Prepared], Content]
+) -> tuple[Prepared, Content]:
+    """Return both results once each succeeded on all ranks. Raises UnusableCheckpoint, NotAgreed and HalfLoaded."""
+    try:
+        prepared = on_all_ranks(group, prepare)
+        try:
+            return prepared, on_all_ranks(group, lambda: read(prepared))
+        except NotAgreed as error:
+            # This rank may have reported success, so the others may be loading now.
+            raise HalfLoaded(f"it is not known whether the other ranks load {name}: {error}") from error
+    except FailedOnSomeRanks as error:
+        raise UnusableCheckpoint(f"{name} cannot be loaded: {error}") from error
 
 
 def check_match(path: Path, parts: StateParts, states: Mapping[str, Any]) -> None:

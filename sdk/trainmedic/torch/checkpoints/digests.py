@@ -43,11 +43,9 @@ class DigestComparison(NamedTuple):
         return f"{count} of {self.compared} tensors are not as they were saved: {names}{more}"
 
 
-def digests(
-    modules: Modules, optimizers: Optimizers, cache: KnownDigests | None = None, like: Digests | None = None
-) -> dict[str, str]:
+def digests(modules: Modules, optimizers: Optimizers, like: Digests | None = None) -> dict[str, str]:
     """Return digests of parameters and standard optimizers' states, comparable with ``like``."""
-    return digests_of(dict(tensors_of(modules, optimizers)), cache, like)
+    return digests_of(dict(tensors_of(modules, optimizers)), like=like)
 
 
 def digests_of(

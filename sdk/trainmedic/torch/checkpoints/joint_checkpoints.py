@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Mapping, Protocol, Sequence, runtime_checkable
 
-from trainmedic.errors import ConfigurationError, NotAgreed, TrainmedicError
-from trainmedic.job.group import Group
+from trainmedic.errors import ConfigurationError, TrainmedicError
+from trainmedic.job.group import Group, Ranks
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.checkpoints.checkpoint_files import read_file, write_file
@@ -20,16 +20,15 @@ from trainmedic.torch.checkpoints.checkpoint_storage import (
     CheckpointStorage,
     HalfLoaded,
     UnusableCheckpoint,
+    read_jointly,
 )
 from trainmedic.torch.checkpoints.own_checkpoints import OwnCheckpoints
 from trainmedic.torch.checkpoints.rank_states import RankState
 from trainmedic.torch.checkpoints.replicated_contents import differs_by_rank, unite_files, with_digests_of_restored
-from trainmedic.torch.rank_agreement import FailedOnSomeRanks, on_all_ranks
+from trainmedic.torch.rank_agreement import on_all_ranks
 from trainmedic.torch.sources.sample_order import for_other_rank_count
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
-
-NewGroup = Callable[[str], Group]
 
 
 class JointContents(Protocol):
@@ -82,19 +81,10 @@ class UnitedContents(JointContents, Protocol):
 
 
 class JointCheckpointDirectory(CheckpointDirectory):
-    def __init__(
-        self,
-        directory: str | Path,
-        keep: int | None,
-        rank: int,
-        world_size: int,
-        new_group: NewGroup,
-        contents: JointContents,
-    ) -> None:
-        super().__init__(directory, keep, watches=rank == 0)
-        self._rank = rank
-        self._world_size = world_size
-        self._new_group = new_group
+    def __init__(self, directory: str | Path, keep: int | None, ranks: Ranks, contents: JointContents) -> None:
+        super().__init__(directory, keep, watches=ranks.rank == 0)
+        self._ranks = ranks
+        self._rank, self._world_size = ranks.rank, ranks.world_size
         self._contents = contents
         # Raises UnusableCheckpoint if another number of ranks cannot continue.
         self.check_rank_count: Callable[[Mapping[str, Any]], None] = lambda run: None
@@ -111,9 +101,9 @@ class JointCheckpointDirectory(CheckpointDirectory):
         self._contents.use_separate_group()
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
-        group = self._new_group(f"save-{step}")
+        group = self._ranks.group(f"save-{step}")
         path = self._path_of(step)
-        unfinished = self._root / group.choose(lambda: self._begin(path))
+        unfinished = self.part_directory(group.choose(lambda: self.begin_parts(step)))
         try:
             content, own = on_all_ranks(group, lambda: self._contents.capture(parts, run))
             on_all_ranks(group, lambda: self._write(unfinished, content, {"run": run, "own": own}))
@@ -124,11 +114,6 @@ class JointCheckpointDirectory(CheckpointDirectory):
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise
         return SavedCheckpoint(step, envelope.read_time(at), path)
-
-    def _begin(self, path: Path) -> str:
-        unfinished = self._unfinished_path(path)
-        unfinished.mkdir(parents=True)
-        return unfinished.name
 
     def _write(self, unfinished: Path, content: Any, own: Any) -> None:
         unfinished.mkdir(parents=True, exist_ok=True)
@@ -162,7 +147,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
         path = checkpoint.path
-        group = self._new_group(f"load-{path.name}")
+        group = self._ranks.group(f"load-{path.name}")
         facts = checkpoints.completion(path) or {}
         checked = bool(facts.get("checksums"))
 
@@ -170,18 +155,10 @@ class JointCheckpointDirectory(CheckpointDirectory):
             mine = self._read_own(path, facts.get("ranks"), checked, parts)
             return mine, self._contents.prepare(path, parts, mine["own"])
 
-        is_prepared = False
-        try:
-            mine, prepared = on_all_ranks(group, prepare)
-            is_prepared = True
-            content = on_all_ranks(group, lambda: self._contents.read(path, prepared, parts, checked))
-        except FailedOnSomeRanks as error:
-            raise UnusableCheckpoint(f"{path.name} cannot be loaded: {error}") from error
-        except NotAgreed as error:
-            if not is_prepared:
-                raise
-            # This rank may have reported success, so the others may be loading now.
-            raise HalfLoaded(f"it is not known whether the other ranks load {path.name}: {error}") from error
+        def read(prepared: tuple[Mapping[str, Any], Any]) -> Any:
+            return self._contents.read(path, prepared[1], parts, checked)
+
+        (mine, _), content = read_jointly(group, path.name, prepare, read)
         self._contents.restore(content, parts, mine["own"])
         run: Mapping[str, Any] = mine["run"]
         return run
@@ -227,19 +204,19 @@ class JointCheckpointDirectory(CheckpointDirectory):
 class JointOwnCheckpoints:
     """The user's own checkpoints in a job of several ranks."""
 
-    def __init__(self, storage: CheckpointStorage, rank: int, new_group: NewGroup) -> None:
+    def __init__(self, storage: CheckpointStorage, ranks: Ranks) -> None:
         self.directory = storage.directory
         self._storage = storage
-        self._rank = rank
-        self._new_group = new_group
+        self._ranks = ranks
+        self._rank = ranks.rank
         if isinstance(storage, OwnCheckpoints):
-            storage.writes_files = rank == 0
+            storage.writes_files = ranks.rank == 0
 
     def checkpoints(self) -> Sequence[SavedCheckpoint]:
         return self._storage.checkpoints()
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
-        group = self._new_group(f"save-{step}")
+        group = self._ranks.group(f"save-{step}")
         with_health = {**run, "health": _health_of_all(run.get("health"), group)}
         return on_all_ranks(group, lambda: self._storage.save(step, parts, with_health))
 

@@ -13,6 +13,7 @@ from trainmedic.errors import ConfigurationError, Rejected, described
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth
+from trainmedic.recovery.json_files import read_or_warn
 from trainmedic.torch.checkpoints.checkpoint_storage import PartlyLoaded, UnusableCheckpoint
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
@@ -24,6 +25,9 @@ HEALTH = ".trainmedic-health.json"
 _MOST_SPANS = 100  # of abandoned checkpoints, one per rollback
 _MOST_HEALTHS = 500  # one per checkpoint
 _TOLERANCE = timedelta(minutes=1)  # between the user's time of a checkpoint and the call of `save`
+
+
+_Span = tuple[datetime, datetime]
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,11 @@ class OwnCheckpoints:
         self._load = load
         self._list = found
         # Spans of time in which checkpoints were abandoned by a rollback.
-        self._abandoned = self._read_abandoned()
+        warning = "%s cannot be read; abandoned checkpoints count again: %s"
+        self._abandoned: list[_Span] = read_or_warn(self._file(ABANDONED), _spans_in, [], warning)
         self._has_unwritten = False  # spans
-        self._health_records = self._read_health()
+        warning = "%s cannot be read; the health of earlier checkpoints is unknown: %s"
+        self._health_records: list[_HealthRecord] = read_or_warn(self._file(HEALTH), _health_records_in, [], warning)
         self.writes_files = True  # False on ranks that leave ``directory`` to another rank
 
     def checkpoints(self) -> list[SavedCheckpoint]:
@@ -143,17 +149,8 @@ class OwnCheckpoints:
         except OSError as error:  # costs only the health after a restart
             log.warning("%s cannot be written: %s", self.directory / HEALTH, error)
 
-    def _read_health(self) -> list[_HealthRecord]:
-        if self.directory is None:
-            return []
-        file = self.directory / HEALTH
-        try:
-            return [_HealthRecord.from_json(members) for members in json.loads(file.read_bytes())]
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("%s cannot be read; the health of earlier checkpoints is unknown: %s", file, error)
-            return []
+    def _file(self, name: str) -> Path | None:
+        return None if self.directory is None else self.directory / name
 
     def _write_abandoned(self) -> None:
         """Write what a full disk may have refused before. Raises OSError."""
@@ -162,15 +159,10 @@ class OwnCheckpoints:
             checkpoints.write_durably(self.directory / ABANDONED, json.dumps(times).encode())
         self._has_unwritten = False
 
-    def _read_abandoned(self) -> list[tuple[datetime, datetime]]:
-        if self.directory is None:
-            return []
-        file = self.directory / ABANDONED
-        try:
-            spans = json.loads(file.read_bytes())
-            return [(envelope.read_time(start), envelope.read_time(end)) for start, end in spans]
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            log.warning("%s cannot be read; abandoned checkpoints count again: %s", file, error)
-            return []
+
+def _spans_in(members: Any) -> list[_Span]:
+    return [(envelope.read_time(start), envelope.read_time(end)) for start, end in members]
+
+
+def _health_records_in(members: Any) -> list[_HealthRecord]:
+    return [_HealthRecord.from_json(each) for each in members]

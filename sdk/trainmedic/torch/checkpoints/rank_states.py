@@ -98,7 +98,11 @@ def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
     for path, _ in [leaf for leaf in leaves(states) if leaf[0][0] in own["parts"]]:
         if _text(path) not in present:
             _remove(states, path)
-    for path, value in own["own"]:
+    put_leaves(states, own["own"])
+
+
+def put_leaves(states: dict[str, Any], put: Sequence[tuple[Path, Any]]) -> None:
+    for path, value in put:
         mapping = states
         for key in path[:-1]:
             mapping = mapping.setdefault(key, {})

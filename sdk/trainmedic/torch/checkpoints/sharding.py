@@ -26,7 +26,7 @@ from trainmedic.errors import ConfigurationError, TrainmedicError
 from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
 from trainmedic.torch.checkpoints.digests import local_part, state_tensors
 from trainmedic.torch.checkpoints.rank_states import Path as Leaf
-from trainmedic.torch.checkpoints.rank_states import RankState, can_unite, leaves, why_not_united
+from trainmedic.torch.checkpoints.rank_states import RankState, can_unite, leaves, put_leaves, why_not_united
 from trainmedic.torch.optimizer_states import options_of, put_options
 from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
@@ -62,7 +62,7 @@ class ShardedContents:
         return content, {
             "fresh": without_step,  # names of optimizers
             "plain": self._unsharded_leaves(content, run),
-            "attributes": parts.attributes(),
+            "attributes": parts.attributes.capture(),
             "buffers": parts.buffers(),
             "groups": {name: optimizer.state_dict()["param_groups"] for name, optimizer in self._optimizers.items()},
             "others": {name: part.state_dict() for name, part in self._other_parts(parts).items()},
@@ -73,7 +73,7 @@ class ShardedContents:
         return content, {**own, "plain": self._unsharded_leaves(content, run)}
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any]:
-        return {**_unsharded(self._tensors(self._optimizers_without_step())), ATTRIBUTES: parts.attributes()}
+        return {**_unsharded(self._tensors(self._optimizers_without_step())), ATTRIBUTES: parts.attributes.capture()}
 
     def use_separate_group(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
@@ -110,7 +110,7 @@ class ShardedContents:
         return own
 
     def restore(self, content: Any, parts: StateParts, own: Any) -> None:
-        _put_leaves(content, own.get("plain", ()))
+        put_leaves(content, own.get("plain", ()))
         # Shards lack buffers, which are in the own file; pass the present ones along.
         set_model_state_dict(self._model, {**get_model_state_dict(self._model), **content["model"]})
         parts.restore_buffers(own["buffers"])
@@ -123,7 +123,7 @@ class ShardedContents:
                 set_optimizer_state_dict(self._model, optimizer, {**held, "state": content[name]})
             put_options(optimizer, before, own["groups"][name])
         if "attributes" in own:  # absent in earlier releases
-            parts.restore_attributes(own["attributes"])
+            parts.attributes.restore(own["attributes"])
         for name, part in self._other_parts(parts).items():
             part.load_state_dict(own["others"][name])
 
@@ -198,14 +198,6 @@ def _unsharded(content: Mapping[Any, Any]) -> dict[Any, Any]:
         for key, value in content.items()
         if not hasattr(value, "to_local")
     }
-
-
-def _put_leaves(content: Tensors, unsharded: Sequence[tuple[Leaf, Any]]) -> None:
-    for path, value in unsharded:
-        mapping = content
-        for key in path[:-1]:
-            mapping = mapping.setdefault(key, {})
-        mapping[path[-1]] = value
 
 
 def _group_sizes(groups: Any) -> list[int]:

@@ -7,7 +7,6 @@ import torch
 from trainmedic.torch.checkpoints.digests import (
     DigestComparison,
     Digests,
-    KnownDigests,
     compare,
     digests_of,
     state_tensors,
@@ -20,15 +19,10 @@ from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 _SEPARATOR = ":"
 
 
-def digests_of_parts(
-    parts: StateParts, cache: KnownDigests | None = None, like: Digests | None = None
-) -> dict[str, str]:
-    return digests_of(tensors_of_parts(parts), cache, like)
-
-
 def tensors_of_parts(parts: StateParts) -> dict[str, torch.Tensor]:
     standard = {name: part for name, part in parts.optimizers().items() if is_standard(part)}
-    states = {} if len(standard) == len(parts.optimizer_parts()) and not parts.has_attributes else parts.capture()
+    is_standard_only = len(standard) == len(parts.optimizer_parts()) and parts.attributes.is_empty
+    states = {} if is_standard_only else parts.capture()
     more = nonstandard_tensors(parts, states) if states else {}
     return {**dict(tensors_of(parts.modules(), standard)), **more}
 
@@ -47,9 +41,9 @@ def nonstandard_tensors(parts: StateParts, states: Mapping[str, Any]) -> dict[st
 
 def compare_with(saved: Digests, parts: StateParts) -> DigestComparison:
     """Compare the loaded parts with the saved digests. Attributes that were not saved or restored are ignored."""
-    omitted = tuple(f"{ATTRIBUTES}.{name}{end}" for name in parts.not_restored for end in (".", _SEPARATOR))
+    omitted = tuple(f"{ATTRIBUTES}.{name}{end}" for name in parts.attributes.not_restored for end in (".", _SEPARATOR))
     restored = {name: digest for name, digest in saved.items() if not name.startswith(omitted)}
-    present = digests_of_parts(parts, like=restored)
+    present = digests_of(tensors_of_parts(parts), like=restored)
     return compare(
         restored,
         {name: digest for name, digest in present.items() if name in restored or not name.startswith(ATTRIBUTES)},

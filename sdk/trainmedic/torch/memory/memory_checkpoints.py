@@ -13,21 +13,21 @@ from typing import Any, Callable, Mapping, Protocol, Sequence
 
 import torch
 
-from trainmedic.errors import NotAgreed, described, is_explained
-from trainmedic.job.group import Group
+from trainmedic.errors import described, is_explained
+from trainmedic.job.group import Ranks
 from trainmedic.recovery.background import BackgroundThread
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.recovery.memory_cadence import MemoryCadence
 from trainmedic.recovery.memory_pool import SlotPool
 from trainmedic.recovery.memory_slots import Slot, SlotMark, UntrustedMemory
-from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, PartlyLoaded, UnusableCheckpoint
+from trainmedic.torch.checkpoints.checkpoint_storage import PartlyLoaded, UnusableCheckpoint, read_jointly
 from trainmedic.torch.checkpoints.digests import all_finite, digests_of
 from trainmedic.torch.memory import snapshots
 from trainmedic.torch.memory.memory_contents import MemoryContents
 from trainmedic.torch.memory.memory_pace import MemoryPace
 from trainmedic.torch.memory.snapshots import Place, Snapshot, SnapshotTaker
-from trainmedic.torch.rank_agreement import FailedOnSomeRanks, first_line, on_all_ranks
+from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
@@ -39,8 +39,6 @@ _PATIENCE = 60.0  # seconds for pending background work
 _MOST_FAILURES = 3  # consecutive, until no more copies are made
 
 COPIED = 2  # newest checkpoints that other nodes may be copying, and which stay for that
-
-NewGroup = Callable[[str], Group]
 
 
 @dataclass(frozen=True)
@@ -63,24 +61,13 @@ class Replicas(Protocol):
 
 
 class MemoryCheckpoints:
-    def __init__(
-        self,
-        job: str,
-        rank: int,
-        world_size: int,
-        new_group: NewGroup,
-        contents: MemoryContents,
-        cadence: MemoryCadence,
-    ) -> None:
+    def __init__(self, ranks: Ranks, contents: MemoryContents, cadence: MemoryCadence) -> None:
         self.course = Course("")
         self.pool: SlotPool | None = None  # None before `begin`
         self.background = BackgroundThread("trainmedic-memory")
         self.cadence = cadence
-        self.pace = MemoryPace(job, world_size, new_group, cadence)
-        self._job = job
-        self._rank = rank
-        self._world_size = world_size
-        self._new_group = new_group
+        self.pace = MemoryPace(ranks, cadence)
+        self._ranks = ranks
         self._contents = contents
         self._failures = 0
         self._has_warned_of_marks = False
@@ -117,7 +104,7 @@ class MemoryCheckpoints:
             self._failures += 1
             what = "training continues" if self._works else "no more are made"
             message = "%s: no in-memory checkpoint of step %d, %s: %s"
-            log.warning(message, self._job, step, what, first_line(error), exc_info=not is_explained(error))
+            log.warning(message, self._ranks.job, step, what, first_line(error), exc_info=not is_explained(error))
         if slot is not None:
             self.pace.record(time.perf_counter() - began)
         self.pace.adapt(step, step_seconds, self._works)
@@ -159,7 +146,7 @@ class MemoryCheckpoints:
         if holds:
             pool.hold(slot)
         sizes = {"size": snapshot.size, "structure": snapshot.structure_offset, "checksum": 0}
-        mark = SlotMark(set_id, step, at, self._rank, self._world_size, **sizes, health=health.to_json())
+        mark = SlotMark(set_id, step, at, self._ranks.rank, self._ranks.world_size, **sizes, health=health.to_json())
         checked = self._tensors_to_check(snapshot, parts, state["training"])
         self.background.submit(lambda: self._complete(pool, slot, mark, checked))
         return slot
@@ -178,8 +165,7 @@ class MemoryCheckpoints:
     def _kept(self, pool: SlotPool, step: int) -> set[str]:
         # IDs of checkpoints that a rollback or other nodes need.
         every = self.cadence.replica_steps
-        marks = [slot.mark for slot in pool.complete() if slot.mark is not None]
-        copied = [mark for mark in marks if every and mark.step % every == 0]
+        copied = [mark for mark, _ in pool.complete() if every and mark.step % every == 0]
         kept = {mark.set_id for mark in copied[-COPIED:]}
         if self._rollback_target is not None and step <= self._rollback_target[1]:
             kept.add(self._rollback_target[0])
@@ -195,7 +181,7 @@ class MemoryCheckpoints:
         except OSError as error:  # of the mark's file; this process does not need it
             if not self._has_warned_of_marks:
                 self._has_warned_of_marks = True
-                log.warning("%s: a restart will not find the checkpoints in memory: %s", self._job, error)
+                log.warning("%s: a restart will not find the checkpoints in memory: %s", self._ranks.job, error)
         finally:
             pool.release(slot)
 
@@ -206,40 +192,32 @@ class MemoryCheckpoints:
             pool.problem = f"cannot allocate the memory: {error}"
             pool.clear()
         if pool.problem:
-            log.warning("%s: no in-memory checkpoints on rank %d: %s", self._job, self._rank, pool.problem)
+            log.warning("%s: no in-memory checkpoints on rank %d: %s", self._ranks.job, self._ranks.rank, pool.problem)
         else:
-            log.info("%s: %d slots of %.0f MB for in-memory checkpoints", self._job, pool.count, size / 1e6)
+            log.info("%s: %d slots of %.0f MB for in-memory checkpoints", self._ranks.job, pool.count, size / 1e6)
 
     def checkpoints(self) -> list[SavedCheckpoint]:
         if self.pool is None:
             return []
-        marks = [slot.mark for slot in self.pool.complete() if slot.mark is not None]
         return [
             SavedCheckpoint(
                 mark.step, envelope.read_time(mark.at), mark.set_id, health=CheckpointHealth.from_json(mark.health)
             )
-            for mark in marks
+            for mark, _ in self.pool.complete()
         ]
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
         """Implement `CheckpointStorage.load`. Every rank calls it."""
-        group = self._new_group(f"load-{checkpoint.path}")
-        is_there = False
-        try:
-            slot = on_all_ranks(group, lambda: self._find(checkpoint))
-            is_there = True
-            state = on_all_ranks(group, lambda: self._read(slot, checkpoint, parts))
-        except FailedOnSomeRanks as error:
-            raise UnusableCheckpoint(f"{checkpoint.name} cannot be loaded: {error}") from error
-        except NotAgreed as error:
-            if not is_there:
-                raise
-            # This rank may have reported success, so the others may be loading now.
-            raise HalfLoaded(f"it is not known whether the other ranks load {checkpoint.name}: {error}") from error
+        group = self._ranks.group(f"load-{checkpoint.path}")
+
+        def read(slot: Slot) -> Mapping[str, Any]:
+            return self._read(slot, checkpoint, parts)
+
+        _, state = read_jointly(group, checkpoint.name, lambda: self._find(checkpoint), read)
         try:
             self._contents.put_back(parts, state["training"])
         except Exception as error:  # any error of load_state_dict; earlier parts are already loaded
-            if self._world_size > 1:
+            if self._ranks.world_size > 1:
                 raise
             reason = f"{checkpoint.name} was loaded in part: {described(error)}"
             raise PartlyLoaded(reason) from error
@@ -289,7 +267,7 @@ class MemoryCheckpoints:
         self.background.settle(_PATIENCE)
         slot = self.pool.find(checkpoint.path) if self.pool is not None else None
         if slot is None:
-            raise UnusableCheckpoint(f"{checkpoint.name} is not in the memory of rank {self._rank}")
+            raise UnusableCheckpoint(f"{checkpoint.name} is not in the memory of rank {self._ranks.rank}")
         return slot
 
     def _read(self, slot: Slot, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:

@@ -155,8 +155,7 @@ class MemoryReplicas:
         pool, every = self._memory.pool, request["multiple_of"]
         if pool is None or request["rank"] != self._rank or type(every) is not int or every == 0:
             return None
-        marked = [(mark, slot) for slot in pool.complete() if (mark := slot.mark) is not None]
-        copied = [(mark, slot) for mark, slot in marked if mark.step % every == 0]
+        copied = [(mark, slot) for mark, slot in pool.complete() if mark.step % every == 0]
         if not copied or copied[-1][0].set_id == request["other_than"]:
             return None
         return copied[-1][1]

@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterable, Literal, Mapping, Sequence
 
 from trainmedic.errors import ConfigurationError, NotAgreed, TrainmedicError
 from trainmedic.job.group import Group
-from trainmedic.job.memory_usage import host_memory
+from trainmedic.job.process_usage import host_memory
 from trainmedic.recovery import memory_slots, replicas
 from trainmedic.recovery.checkpoints import write_durably
 from trainmedic.recovery.memory_pool import SlotPool
@@ -243,7 +243,7 @@ class MemoryStart:
         if directory is None:
             return
         if self._lock is not None:
-            kept = {slot.file.name for slot in pool.complete() if slot.file is not None}
+            kept = {slot.file.name for _, slot in pool.complete() if slot.file is not None}
             for file in self._lock.directory.glob("slot-*"):
                 if file.name.partition(".")[0] not in kept:
                     file.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_sharded_data_parallel
 
-from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch, measure
+from trainmedic.torch.meters.stopwatches import CudaStopwatch, MeasuredCalls, Stopwatch, stopwatch_for
 
 try:
     from torch.distributed.fsdp import _runtime_utils as runtime
@@ -33,14 +33,11 @@ _CUDA_EVERY = 4  # steps between measurements: a hundred layers need hundreds of
 _watched: WeakKeyDictionary[Any, ShardedWaits] = WeakKeyDictionary()
 
 
-class ShardedWaits:
+class ShardedWaits(MeasuredCalls):
     def __init__(self, stopwatch: Stopwatch) -> None:
-        self.stopwatch = stopwatch
+        super().__init__(stopwatch)
         self._every = _CUDA_EVERY if isinstance(stopwatch, CudaStopwatch) else 1
         self._steps = 0
-        self._depth = 0  # of nested measured calls
-        self._has_waited = False  # a call of this step was measured
-        self._is_asynchronous = False  # a collective of this step, whose waiting is not measured
         self._wrapped: list[tuple[Any, str]] = []  # owner and method
         self._changed: list[tuple[Any, type]] = []  # collective and original class
         self._flat: list[Any] = []  # modules in `_watched`
@@ -68,14 +65,8 @@ class ShardedWaits:
         return None
 
     def step_ends(self) -> None:
-        is_known = self._has_waited and not self._is_asynchronous
-        self._has_waited = self._is_asynchronous = False
-        self._depth = 0
-        self.stopwatch.step_ends(is_known)
+        super().step_ends()
         self._steps += 1
-
-    def seconds_per_step(self) -> float | None:
-        return self.stopwatch.seconds_per_step()
 
     def close(self) -> None:
         for owner, name in self._wrapped:
@@ -87,18 +78,9 @@ class ShardedWaits:
         self._wrapped, self._changed, self._flat = [], [], []
 
     def measured(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call the function; measure the outermost call."""
-        is_on = self._steps % self._every == 0
-        if is_on and self._depth == 0:
-            measure(self.stopwatch.start)
-            self._has_waited = True
-        self._depth += 1
-        try:
+        if self._steps % self._every:
             return function(*arguments, **named)
-        finally:
-            self._depth = max(self._depth - 1, 0)
-            if is_on and self._depth == 0:
-                measure(self.stopwatch.stop)
+        return super().measured(function, *arguments, **named)
 
     def _wrap(self, owner: Any, name: str) -> bool:
         if not callable(getattr(owner, name, None)):
@@ -124,7 +106,7 @@ class ShardedWaits:
     def collect(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call a collective. The wait for an asynchronous one is elsewhere, and not measured."""
         handle = self.measured(call, *arguments, **named)
-        self._is_asynchronous |= handle is not None
+        self._is_unknown |= handle is not None
         return handle
 
     def _watch_flat(self, modules: list[Any]) -> bool:
@@ -179,9 +161,8 @@ def _flat_spans_all_ranks(module: FullyShardedDataParallel, world_size: int) -> 
 def _stopwatch_for(model: nn.Module) -> Stopwatch | None:
     """Return None for several kinds of devices, or offloading."""
     kinds = {parameter.device.type for parameter in model.parameters()}
-    if kinds == {"cpu"} and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # with CUDA, they are offloaded
-        return HostStopwatch()
-    return CudaStopwatch() if kinds == {"cuda"} else None
+    is_offloaded = kinds == {"cpu"} and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return stopwatch_for(kinds.pop()) if len(kinds) == 1 and not is_offloaded else None
 
 
 def _wrap_for_measuring(name: str) -> bool:

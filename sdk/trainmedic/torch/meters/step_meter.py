@@ -7,22 +7,19 @@ from typing import Any, Iterable, Mapping
 
 import torch
 
-from trainmedic.torch.meters.wait_meter import WaitMeter, Waits
+from trainmedic.torch.meters.wait_meter import WaitMeter
 
 log = logging.getLogger("trainmedic")
 
 
 class StepMeter:
     def __init__(self, models: Iterable[Any], world_size: int) -> None:
-        self._waits = WaitMeter(models, world_size)
-        self.step_ends = self._waits.step_ends  # the loop calls it after every step, reported or not
+        self.waits = WaitMeter(models, world_size)
+        self.step_ends = self.waits.step_ends  # the loop calls it after every step, reported or not
         self._world_size = world_size
         self._data_seconds: float | None = None  # until the loop reports a batch
         self._tokens = 0
         self._counts_tokens = True  # until an error
-
-    def measure_waits(self, model: torch.nn.Module, waits: Waits) -> None:
-        self._waits.add(model, waits)
 
     def add_batch(self, batch: Any, seconds: float) -> None:
         """``seconds``: the loop's wait for the batch."""
@@ -34,15 +31,9 @@ class StepMeter:
                 self._counts_tokens, self._tokens = False, 0
                 log.exception("cannot count the tokens of batches; training continues")
 
-    def start_waiting(self) -> None:
-        self._waits.start()
-
-    def stop_waiting(self) -> None:
-        self._waits.stop()
-
     def take(self, steps: int) -> dict[str, Any]:
         """Return `Medic.report`'s arguments for ``steps`` steps, and reset."""
-        waited = self._waits.seconds_per_step()
+        waited = self.waits.seconds_per_step()
         parts = {
             "data_seconds": self._data_seconds,
             "wait_seconds": waited * steps if waited is not None else None,
@@ -54,7 +45,7 @@ class StepMeter:
         return parts
 
     def close(self) -> None:
-        self._waits.close()
+        self.waits.close()
 
 
 def tokens_in(batch: Any) -> int:

@@ -103,6 +103,40 @@ class CudaStopwatch:
         return event
 
 
+def stopwatch_for(device: str | None) -> Stopwatch | None:
+    """Return one for this type of device, or None."""
+    if device == "cpu":
+        return HostStopwatch()
+    return CudaStopwatch() if device == "cuda" else None
+
+
+class MeasuredCalls:
+    """`Waits` in wrapped calls, of which the outermost is measured."""
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self.stopwatch = stopwatch
+        self._depth = 0  # of nested measured calls
+        self._has_waited = False  # a call of this step was measured
+        self._is_unknown = False  # a wait of this step was not measured
+
+    def step_ends(self) -> None:
+        self.stopwatch.step_ends(self._has_waited and not self._is_unknown)
+        self._has_waited = self._is_unknown = False
+        self._depth = 0
+
+    def measured(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if self._depth == 0:
+            measure(self.stopwatch.start)
+            self._has_waited = True
+        self._depth += 1
+        try:
+            return function(*arguments, **named)
+        finally:
+            self._depth = max(self._depth - 1, 0)
+            if self._depth == 0:
+                measure(self.stopwatch.stop)
+
+
 def measure(call: Callable[..., None], *arguments: Any) -> None:
     """Log a measurement's errors, one a minute."""
     try:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainmedic.torch.meters.sharded_waits import ShardedWaits
-from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, Stopwatch, measuring_hook
+from trainmedic.torch.meters.stopwatches import Stopwatch, measuring_hook, stopwatch_for
 
 _engine: Any = torch.autograd.Variable._execution_engine
 _MOST_MISSED = 10  # consecutive steps without the last gradient that was found, until another search
@@ -24,9 +24,6 @@ class Waits(Protocol):
     stopwatch: Stopwatch  # also for waits in the loop's own code
 
     def step_ends(self) -> None: ...
-
-    def seconds_per_step(self) -> float | None:
-        """See `Stopwatch`."""
 
     def close(self) -> None:
         """Remove the hooks and wrappers."""
@@ -65,7 +62,7 @@ class WaitMeter:
         """Return None if a model's waits are unknown."""
         if self._is_alone:
             return 0.0
-        seconds = [waits.seconds_per_step() for waits in self._waits]
+        seconds = [waits.stopwatch.seconds_per_step() for waits in self._waits]
         known = [each for each in seconds if each is not None]
         # Several models, as of a GAN, may be trained in separate steps.
         return sum(known) if known and not self._unknown else None
@@ -77,7 +74,7 @@ class WaitMeter:
 
     def _watch(self, model: nn.Module) -> None:
         if isinstance(model, DistributedDataParallel):
-            stopwatch = _stopwatch_for(next(model.parameters()).device)
+            stopwatch = stopwatch_for(next(model.parameters()).device.type)
             if stopwatch is not None:
                 self._waits.append(_WrapperWaits(model, stopwatch))
                 return
@@ -139,9 +136,6 @@ class _WrapperWaits:
             if self._missed == _MOST_MISSED and self._searches < _MOST_SEARCHES:
                 self._begin_search()
 
-    def seconds_per_step(self) -> float | None:
-        return self.stopwatch.seconds_per_step()
-
     def close(self) -> None:
         for handle in (*self._search_handles, *self._buffer_handles, self._last_handle):
             if handle is not None:
@@ -180,9 +174,3 @@ class _WrapperWaits:
     def _stop_after_buffers(self, module: nn.Module, inputs: Any) -> None:
         if module.training:
             self.stopwatch.stop()
-
-
-def _stopwatch_for(device: torch.device) -> Stopwatch | None:
-    if device.type == "cpu":
-        return HostStopwatch()
-    return CudaStopwatch() if device.type == "cuda" else None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -56,6 +58,14 @@ def test_a_file_with_a_damaged_directory_is_unusable(tmp_path: Path, place: int,
     contents = EngineContents(engine(), rank=0, world_size=1)
     with pytest.raises(UnusableCheckpoint, match=r"model\.pt cannot be read"):
         contents.read(tmp_path, [file], cast(StateParts, None), checked=True)
+
+
+def test_a_file_for_which_memory_is_missing_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file may be intact, and an older one needs as much."""
+    monkeypatch.setattr(zipfile, "ZipFile", Mock(side_effect=MemoryError))
+    contents = EngineContents(engine(), rank=0, world_size=1)
+    with pytest.raises(MemoryError):
+        contents.read(tmp_path, [tmp_path / "model.pt"], cast(StateParts, None), checked=True)
 
 
 def test_a_further_part_may_be_called_engine() -> None:

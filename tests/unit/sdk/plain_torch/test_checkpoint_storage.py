@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -390,7 +391,8 @@ def test_a_pointer_that_cannot_be_written_keeps_none_from_being_put_aside(tmp_pa
     contents: Any = None
     storage, training = Directory(tmp_path, keep=None), parts()
     found = {step: storage.save(step, training, {}) for step in (100, 200)}
-    joint = JointCheckpointDirectory(tmp_path, None, 0, 2, lambda purpose: SingleRankGroup(), contents)
+    ranks: Any = SimpleNamespace(rank=0, world_size=2, group=lambda purpose: SingleRankGroup())
+    joint = JointCheckpointDirectory(tmp_path, None, ranks, contents)
 
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))

@@ -13,7 +13,8 @@ from torch import nn
 
 from trainmedic.torch.checkpoints.checkpoint_files import TRAINING
 from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointDirectory, UnusableCheckpoint
-from trainmedic.torch.checkpoints.state_digests import digests_of_parts
+from trainmedic.torch.checkpoints.digests import digests_of
+from trainmedic.torch.checkpoints.state_digests import tensors_of_parts
 from trainmedic.torch.state_parts import StateParts
 
 
@@ -26,7 +27,7 @@ def made(seed: int = 1) -> tuple[Any, StateParts]:
 
 
 def save(storage: CheckpointDirectory, parts: StateParts, step: int, has_digests: bool = True) -> Any:
-    return storage.save(step, parts, {"digests": digests_of_parts(parts) if has_digests else None})
+    return storage.save(step, parts, {"digests": digests_of(tensors_of_parts(parts)) if has_digests else None})
 
 
 def file_in(checkpoint: Any) -> Path:
@@ -48,10 +49,10 @@ def test_the_base_is_written_once_and_comes_back_exactly(has_digests: bool, tmp_
     assert (second.path / TRAINING).stat().st_size < 200_000
     shutil.rmtree(first.path)
     shutil.rmtree(third.path)
-    then = digests_of_parts(parts)
+    then = digests_of(tensors_of_parts(parts))
     other, others = made(seed=2)
     storage.load(second, others)
-    assert digests_of_parts(others) == then
+    assert digests_of(tensors_of_parts(others)) == then
     assert torch.equal(other[0].weight, model[0].weight)
     assert storage.checkpoints()[0].complete
 
@@ -84,11 +85,11 @@ def test_a_base_that_cannot_be_read_is_replaced_by_the_same_one_alone(
     damaged = bytearray(file_in(checkpoint).read_bytes())
     damaged[5000] ^= 1
     file_in(checkpoint).write_bytes(damaged)
-    then = digests_of_parts(parts)
+    then = digests_of(tensors_of_parts(parts))
     with torch.no_grad():
         model[1].weight.add_(1.0)
     storage.load(checkpoint, parts)
-    assert digests_of_parts(parts) == then
+    assert digests_of(tensors_of_parts(parts)) == then
     assert "using the identical present parameters" in caplog.text
     with torch.no_grad():
         model[0].weight[3, 4] += 1.0
@@ -115,7 +116,7 @@ def test_a_base_that_changes_is_frozen_no_more(tmp_path: Path, caplog: pytest.Lo
     storage = CheckpointDirectory(tmp_path, keep=None)
     saved = []
     for step in (10, 20, 30):
-        saved.append((save(storage, parts, step), digests_of_parts(parts)))
+        saved.append((save(storage, parts, step), digests_of(tensors_of_parts(parts))))
         with torch.no_grad():
             model[0].weight[3, 4] += 1.0
     assert [len(list(checkpoint.path.glob("frozen-*.pt"))) for checkpoint, _ in saved] == [1, 0, 0]
@@ -123,7 +124,7 @@ def test_a_base_that_changes_is_frozen_no_more(tmp_path: Path, caplog: pytest.Lo
     for checkpoint, then in saved:
         _, others = made(seed=2)
         storage.load(checkpoint, others)
-        assert digests_of_parts(others) == then
+        assert digests_of(tensors_of_parts(others)) == then
 
 
 def test_what_is_trained_or_small_is_in_one_file(tmp_path: Path) -> None:

@@ -58,31 +58,23 @@ def test_a_load_that_a_silent_rank_leaves_unknown_says_what_the_others_found(rep
         loading.confirm_on_all_ranks(Ranks({1: report, 2: [None, None]}), None)
 
 
+def background_saves(others: dict[int, Any]) -> BackgroundSaves:
+    medic = SimpleNamespace(job="llm", rank=0, world_size=4, group=lambda name: Ranks(others))
+    return BackgroundSaves(cast(Any, medic), cast(Any, None), cast(Any, SimpleNamespace(pool=None)))
+
+
 def test_a_background_save_with_a_silent_rank_keeps_its_own_error() -> None:
-    saves = BackgroundSaves(
-        "llm", 0, 4, lambda name: Ranks({1: "", 2: ""}), cast(Any, None), cast(Any, None), print, print
-    )
+    saves = background_saves({1: "", 2: ""})
     with pytest.raises(NotAgreed, match=r"rank 3 did not begin .*; rank 0: OSError: no space left"):
         saves.start(5, cast(Any, None), cast(Any, full_disk))
 
 
 def test_a_rank_without_a_copy_costs_the_checkpoint_on_all_ranks() -> None:
     """A caller that wrote instead would wait for that rank, which goes on training."""
-    memory = SimpleNamespace(pool=None)
-    failed = BackgroundSaves(
-        "llm", 0, 4, lambda name: Ranks({1: "", 2: "", 3: ""}), cast(Any, None), cast(Any, memory), print, print
-    )
+    failed = background_saves({1: "", 2: "", 3: ""})
     with pytest.raises(OSError, match="no space left"):
         failed.start(5, cast(Any, None), cast(Any, full_disk))
-    other = BackgroundSaves(
-        "llm",
-        0,
-        4,
-        lambda name: Ranks({1: "", 2: "no copy", 3: "no memory"}),
-        cast(Any, None),
-        cast(Any, memory),
-        *(print, print),
-    )
+    other = background_saves({1: "", 2: "no copy", 3: "no memory"})
     with pytest.raises(NotAgreed, match=r"^rank 2 could not copy the state$"):
         other.start(5, cast(Any, None), lambda: cast(Any, object()))
 

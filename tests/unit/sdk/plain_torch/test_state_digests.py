@@ -12,8 +12,7 @@ from trainmedic.torch.state_parts import ATTRIBUTES
 def test_an_attribute_that_was_not_restored_hides_no_other_whose_name_begins_alike() -> None:
     """A DDP model's hooks are numbered: 1 and 10."""
     parts: Any = SimpleNamespace(
-        not_restored=["model.comm_hook.1"],
-        has_attributes=False,
+        attributes=SimpleNamespace(not_restored=["model.comm_hook.1"], is_empty=True),
         modules=dict,
         optimizers=dict,
         optimizer_parts=dict,

@@ -178,7 +178,7 @@ class OnCuda(CudaStopwatch):
 @pytest.mark.parametrize("is_wrapped", [True, False])
 def test_a_model_is_copied_and_pickled_without_its_meter(is_wrapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for the best one, or an average. What the copy is used for is measured nowhere."""
-    monkeypatch.setattr("trainmedic.torch.meters.wait_meter._stopwatch_for", lambda device: OnCuda())
+    monkeypatch.setattr("trainmedic.torch.meters.wait_meter.stopwatch_for", lambda device: OnCuda())
     inner = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     model = DistributedDataParallel(inner)
     meter = WaitMeter([model if is_wrapped else inner], RANKS)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from trainmedic.probe.rounds import ranks_of, rounds
+from trainmedic.probe.running import ranks_of, rounds
 
 
 @pytest.mark.parametrize("count", range(1, 14))

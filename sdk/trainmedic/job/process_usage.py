@@ -1,3 +1,5 @@
+"""Memory and CPU time of this process and its children, by ``/proc``, and of CUDA and the host."""
+
 from __future__ import annotations
 
 import os
@@ -6,10 +8,15 @@ import sys
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
+
+# Minimum seconds between readings of the CPU time.
+_SHORTEST = 1.0
+# Positions in ``/proc/<pid>/stat`` after the command's name (proc_pid_stat(5)).
+_USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = 11, 12, 13, 14
 
 _SAMPLES = 60
 _FEWEST_SAMPLES = 20
@@ -28,14 +35,8 @@ class Cuda:
 
 def resident_bytes(proc: Path = PROC) -> int | None:
     """Return the bytes of this process and its children; shared pages count in each."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    own = _resident_pages(proc / "self")
-    if own is None:
-        return None
-    children: set[str] = set()
-    for listed in (proc / "self" / "task").glob("*/children"):
-        children.update((_read(listed) or "").split())
-    return page * (own + sum(_resident_pages(proc / child) or 0 for child in children))
+    pages = _of_process_and_children(proc, _resident_pages)
+    return None if pages is None else pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[int, int] | None:
@@ -111,6 +112,48 @@ def _slope(samples: list[tuple[int, float]]) -> float:
     )
 
 
+class CpuMeter:
+    def __init__(self, now: float, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._at, self._seconds = now, cpu_seconds(proc)
+        self._cores: float | None = None
+
+    def cores(self, now: float) -> float | None:
+        """Return the mean busy cores between the last two readings (one a second at most); None if unknown."""
+        if now - self._at < _SHORTEST:
+            return self._cores
+        seconds = cpu_seconds(self._proc)
+        before, elapsed = self._seconds, now - self._at
+        self._at, self._seconds = now, seconds
+        # CPU time of reparented children is lost.
+        is_known = seconds is not None and before is not None and seconds >= before
+        self._cores = (seconds - before) / elapsed if is_known else None  # type: ignore[operator]
+        return self._cores
+
+
+def cpu_seconds(proc: Path = PROC) -> float | None:
+    # Of this process and its children, ended ones included. None if unreadable.
+    ticks = _of_process_and_children(proc, _ticks)
+    return None if ticks is None else ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _of_process_and_children(proc: Path, read: Callable[[Path], int | None]) -> int | None:
+    own = read(proc / "self")
+    if own is None:
+        return None
+    listed = (proc / "self" / "task").glob("*/children")
+    children = {child for each in listed for child in (_read(each) or "").split()}
+    return own + sum(read(proc / child) or 0 for child in children)
+
+
+def _ticks(process: Path) -> int | None:
+    fields = (_read(process / "stat") or "").rpartition(")")[2].split()
+    try:
+        return sum(int(fields[place]) for place in (_USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM))
+    except (IndexError, ValueError):
+        return None
+
+
 def _control_groups(proc: Path, cgroup: Path) -> list[Path]:
     # This process's own first.
     for line in (_read(proc / "self" / "cgroup") or "").splitlines():
@@ -140,6 +183,6 @@ def _fields(path: Path, separator: str) -> dict[str, int]:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return None
