@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainmedic_core import errors, model_errors
-from trainmedic_core.expressions.evaluation import Expression, TextTemplate, ValueTemplate
+from trainmedic_core.expressions.evaluation import Expression, TextTemplate, ValueTemplate, as_text
 from trainmedic_core.expressions.regexes import ValueTooLong
 from trainmedic_core.problems import DocumentPath, path_text
 from trainmedic_core.target import Target, TargetKind
@@ -260,7 +260,7 @@ def _write_out(rendered: Any, path: DocumentPath) -> bool:
     value = rendered[path[-1]] if path else None
     if not isinstance(value, (int, float)):
         return False
-    rendered[path[-1]] = str(value)
+    rendered[path[-1]] = as_text(value)
     return True
 
 
@@ -269,5 +269,5 @@ def _text(template: Expression | TextTemplate | str, scope: Mapping[str, Any]) -
         return template
     value = template.evaluate(scope)
     if isinstance(value, list):  # such as an input of nodes
-        return ",".join(map(str, value))
-    return "" if value is None else str(value)
+        return ",".join(map(as_text, value))
+    return as_text(value)

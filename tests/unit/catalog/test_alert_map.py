@@ -83,6 +83,11 @@ def test_the_original_stays_beside_the_mapped_alert_and_keeps_its_identity() -> 
     assert (untouched.original, untouched.original_name) == (None, None)
 
 
+def test_a_truth_value_is_written_as_in_yaml() -> None:
+    made = map_of("rename: [{alert: Hot, labels: {known: '{{ labels.a == \"1\" }}', of: 'is {{ 1 > 2 }}'}}]")
+    assert mapped(made, "Hot", a="1") == {"alertname": "Hot", "a": "1", "known": "true", "of": "is false"}
+
+
 def test_all_conditions_of_all_files_must_hold() -> None:
     """A label that the alert lacks is the empty text, as in Alertmanager; the refusal says which file asks for it."""
     made = map_of(SITE, "accept: ['tier=~\"gpu|cpu\"']")
@@ -164,6 +169,7 @@ def test_trainmedics_own_alerts_are_neither_refused_nor_renamed() -> None:
         ("rename:\n  - {alert: A, labels: {Exported_XID: '{{ labels.x }}'}}", (2, 25), "a map cannot set it"),
         ("rename:\n  - {alert: A, drop: [xid]}", (2, 22), "playbooks judge by it"),
         ("rename:\n  - {alert: A, drop: [alertname]}", (2, 22), "an alert keeps its alertname"),
+        ('rename:\n  - {alert: A, as: "B\\0"}', (2, 20), "as: has a NUL character"),
         ("rename: []", (1, 1), "has accept, rename or events; this one has none of them"),
         ("a: [", None, ""),
         ("", None, "the file is empty"),
