@@ -178,10 +178,6 @@ class CommandAction(BasicAction):
         return missing if presence is not None else f"{missing}; {_why_not_connected(call.target)}"
 
 
-async def stop_waiting() -> bool:
-    return True
-
-
 def judge(
     receiver: str, replies: Sequence[envelope.Reply], missing: str, trusts_failures: bool = True
 ) -> Mapping[str, Any]:

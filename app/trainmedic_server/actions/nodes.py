@@ -11,15 +11,16 @@ from msgspec.structs import replace
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from trainmedic.wire import envelope
-from trainmedic_core.target import TargetKind
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions.agent_outputs import NODE_FACTS, NODE_HEALTH, POWER_LIMIT
 from trainmedic_server.actions.base import ActionParams, Irreversible
-from trainmedic_server.actions.commands import CommandAction, stop_waiting
+from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.actions.placement import PlacedAction, PlacedParams
 from trainmedic_server.domain.destinations import command_id_for
 from trainmedic_server.domain.value_types import Shape
 from trainmedic_server.errors import TemporaryFailure
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
+from trainmedic_server.ports.outside import final_replies, own_command
 
 LEASE = timedelta(minutes=5)
 """Lifetime of a power cap after its last renewal. It outlasts a restart of the server or Redis, but soon ends
@@ -105,21 +106,10 @@ class GpuPowerLimit(PlacedAction):
         return [renewal for node_renewals in renewals for renewal in node_renewals]
 
     async def _renew_on(self, node: str, caps: Mapping[str, LeasedEffect], until: datetime) -> list[Renewal]:
-        now = self._clock.now()
-        command = envelope.Command(
-            id=envelope.new_id(int(now.timestamp() * 1000)),
-            action=RENEW,
-            target={"kind": str(TargetKind.NODE), "node": node},
-            params=_renewal_params(caps, self.lease),
-            run_id="",
-            playbook="",
-            reason="these power limits are still needed",
-            issued_at=now,
-            expires_at=until,
-        )
-        replies = await self._bus.request(command, stop_waiting)
-        self._bus.acknowledge(command.id)
-        reply = next((reply for reply in replies if reply.is_final), None)
+        target, params = Target(TargetKind.NODE, node=node), _renewal_params(caps, self.lease)
+        reason = "these power limits are still needed"
+        command = own_command(RENEW, target, params, reason, self._clock.now(), until)
+        reply = next(iter(await final_replies(self._bus, command)), None)
         if reply is None:
             return [Renewal(cap, node, "unanswered", f"the agent on {node} did not answer") for cap in caps.values()]
         if reply.status != envelope.APPLIED:

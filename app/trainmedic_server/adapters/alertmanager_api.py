@@ -1,24 +1,22 @@
-"""Alertmanager's API (version 2). The URL's user and password are sent as Basic, the token file's content as Bearer."""
+"""Alertmanager's API (version 2)."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
-from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
+from trainmedic_server.adapters.httpx_caller import Endpoint
 from trainmedic_server.domain.alert import Alert, Identity
 from trainmedic_server.errors import (
     ActionFailure,
-    ConfigurationError,
     OutcomeUnknown,
     PermanentFailure,
     TemporaryFailure,
@@ -43,17 +41,11 @@ class AlertmanagerApi:
     def __init__(
         self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
     ) -> None:
-        """`settles_after`: see `SETTLES_AFTER`. Raises ConfigurationError."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("the Alertmanager's URL is invalid; write http://host:9093")
-        user, _, host = parts.netloc.rpartition("@")
-        self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
-        self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None
-        self._token_file = token_file
+        """`settles_after`: see `SETTLES_AFTER`."""
+        self._endpoint = Endpoint(url, token_file, "--alertmanager-token", BODY_LIMIT)
+        self.close = self._endpoint.close
         self._clock = clock
         self._settles_after = settles_after
-        self._http = HttpxCaller(body_limit=BODY_LIMIT)
         self._query_lock = asyncio.Lock()
         self._firing: Mapping[str, list[datetime]] = {}
         self._is_settled = False
@@ -158,21 +150,12 @@ class AlertmanagerApi:
             return
         _require_success(reply, "the silence was not ended")
 
-    async def close(self) -> None:
-        await self._http.close()
-
     async def _call(self, method: str, path: str, document: Any = None) -> HttpReply:
-        headers = {}
-        if self._token_file is not None:
-            token = await read_secret(self._token_file, "--alertmanager-token")
-            headers["Authorization"] = f"Bearer {token}"
-        elif self._basic is not None:
-            headers["Authorization"] = f"Basic {self._basic}"
-        body = None
+        headers, body = await self._endpoint.authorization(), None
         if document is not None:
             body = json.dumps(document).encode()
             headers["Content-Type"] = "application/json"
-        return await self._http.call(method, f"{self._base}/api/v2{path}", headers, body, TIMEOUT)
+        return await self._endpoint.call(method, f"/api/v2{path}", headers, body, TIMEOUT)
 
 
 def _posted(alert: Alert, now: datetime) -> dict[str, Any]:
