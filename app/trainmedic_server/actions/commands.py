@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from pydantic import BaseModel
 
 from trainmedic.wire import envelope, undoing
+from trainmedic_core import words
 from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import Target
-from trainmedic_server.actions.base import ActionParams, BasicAction, check_wanted, clearance_of
+from trainmedic_server.actions.base import BasicAction, NoParams, check_wanted, clearance_of
 from trainmedic_server.domain.topology import SLURM, slurm_job_id
 from trainmedic_server.errors import (
     ActionFailure,
@@ -32,10 +33,6 @@ _LOOK_AGAIN_AFTER = timedelta(seconds=2)
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
 COMPARED = "verified"
 """Output member of receivers that checked the effect. In a reply ``failed``, the effect was wrong."""
-
-
-class NoParams(ActionParams):
-    """No parameters."""
 
 
 class CommandAction(BasicAction):
@@ -57,6 +54,7 @@ class CommandAction(BasicAction):
         super().__init__(services)
         self._bus = services.bus
         self._clock = services.clock
+        self._sent: dict[str, list[str]] = {}  # IDs of several commands that are one attempt, by the attempt's ID
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         call = replace(call, target=await self.target_for_commands(call))
@@ -113,7 +111,8 @@ class CommandAction(BasicAction):
         return target
 
     def outcome_saved(self, command_id: str) -> None:
-        self._bus.acknowledge(command_id)
+        for sent_id in self._sent.pop(command_id, [command_id]):
+            self._bus.acknowledge(sent_id)
 
     def wire_action(self, call: Call) -> str:
         return self.name
@@ -163,14 +162,14 @@ class CommandAction(BasicAction):
             return f"only {len(finals)} of {max(counts)} ranks of {_receiver(call.target)} answered in time"
         if not replies and (presence is None or (presence.doubt is not None and not presence.details)):
             return _why_not_connected(call.target, presence)
-        expected = _ranks(presence)
+        expected = stated_ranks(presence)
         silent = sorted(expected - finals)
         if not silent and finals and (expected or self._clock.now() < call.deadline + WAITED_OUT):
             return ""
         begun = {reply.rank for reply in replies} - finals
         missing = f"{_receiver(call.target)} did not answer in time"
         if silent and call.target.job is not None:
-            missing = f"{_listed_ranks(silent)} of {missing}"
+            missing = f"{listed_ranks(silent)} of {missing}"
         elif finals:
             missing = f"not every rank of {_receiver(call.target)} answered in time"
         if begun:
@@ -193,7 +192,7 @@ def judge(
         reason += f"; and {len(bad) - 4} more ranks"
     applied = [reply.rank for reply in finals if reply.status == envelope.APPLIED and reply.rank is not None]
     if applied and bad:
-        reason = f"{_listed_ranks(applied)} applied it, but {reason}"
+        reason = f"{listed_ranks(applied)} applied it, but {reason}"
     if not missing and any(reply.status == envelope.FAILED and COMPARED in reply.output for reply in bad):
         raise EffectDisproved(reason, outputs)
     is_doubtful = not trusts_failures and any(reply.output.get("may_be_done") is True for reply in bad)
@@ -248,7 +247,7 @@ def _sender(receiver: str, reply: envelope.Reply) -> str:
     return receiver if reply.rank is None else f"rank {reply.rank} of {receiver}"
 
 
-def _ranks(presence: Presence | None) -> set[int]:
+def stated_ranks(presence: Presence | None) -> set[int]:
     ranks = presence.details.get("ranks") if presence else None
     return {rank for rank in ranks if isinstance(rank, int)} if isinstance(ranks, list) else set()
 
@@ -266,10 +265,8 @@ def _why_not_connected(target: Target, presence: Presence | None = None) -> str:
     return f"no agent on node {target.node!r} is connected: start `{command}` there"
 
 
-def _listed_ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_MOST_SHOWN]))
-    more = f" and {len(ranks) - _MOST_SHOWN} more" if len(ranks) > _MOST_SHOWN else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
+def listed_ranks(ranks: Sequence[int | str], most: int = _MOST_SHOWN) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {words.some([*map(str, ranks)], most, ', ')}"
 
 
 def undo_doubt(output: Mapping[str, Any], was_applied: bool) -> str | None:

@@ -13,7 +13,7 @@ from pydantic.json_schema import SkipJsonSchema
 from trainmedic.wire import envelope
 from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
-from trainmedic_server.actions.base import ActionParams, Irreversible
+from trainmedic_server.actions.base import ActionParams, Irreversible, refuse_templates
 from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
 from trainmedic_server.ports.outside import final_replies, own_command
@@ -276,9 +276,7 @@ class JobOwnCommand(Irreversible, _JobAction):
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
-        """Raise ValueError if an alert could choose the command."""
-        if "{{" in str(raw.get("name", "")) or "{%" in str(raw.get("name", "")):
-            raise ValueError("name cannot be a template")
+        refuse_templates(raw, "name")
 
 
 ACTIONS: tuple[type[Action], ...] = (

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from trainmedic.wire import envelope
+from trainmedic_core import words
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions.agent_outputs import NODE_FACTS, NODE_HEALTH, POWER_LIMIT
 from trainmedic_server.actions.base import ActionParams, Irreversible
@@ -49,10 +50,7 @@ class PowerLimitParams(PlacedParams):
     )
     restore: Literal[True] | None = Field(None, description="Back to the limit from before the cap.")
 
-    @field_validator("percent")
-    @classmethod
-    def _is_a_percentage(cls, percent: float | None, info: ValidationInfo) -> float | None:
-        return percentage(percent, info)
+    _is_a_percentage = field_validator("percent")(percentage)
 
     @model_validator(mode="after")
     def _says_one_limit(self) -> PowerLimitParams:
@@ -176,23 +174,23 @@ class CleanParams(ActionParams):
         "alerts will do.",
     )
 
-    @field_validator("until_free_percent")
-    @classmethod
-    def _is_a_percentage(cls, percent: float | None, info: ValidationInfo) -> float | None:
-        return percentage(percent, info)
+    _is_a_percentage = field_validator("until_free_percent")(percentage)
 
 
-class DiskClean(Irreversible, CommandAction):
-    name: ClassVar[str] = "disk.clean"
-    summary: ClassVar[str] = "Free disk space by the named rules of the agent's policy."
+class _DiskAction(Irreversible, CommandAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
-    Params: ClassVar[type[BaseModel]] = CleanParams
     waits_for_receiver: ClassVar[bool] = False
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         return with_known_filesystems(super().wire_params(call))
+
+
+class DiskClean(_DiskAction):
+    name: ClassVar[str] = "disk.clean"
+    summary: ClassVar[str] = "Free disk space by the named rules of the agent's policy."
+    Params: ClassVar[type[BaseModel]] = CleanParams
 
 
 def with_known_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -213,19 +211,12 @@ class PruneContainersParams(ActionParams):
     )
 
 
-class DiskPruneContainers(Irreversible, CommandAction):
+class DiskPruneContainers(_DiskAction):
     name: ClassVar[str] = "disk.prune_containers"
     summary: ClassVar[str] = (
         "Remove unused images, stopped containers and build cache of a node's container engine, by its agent's policy."
     )
-    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
-    default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
     Params: ClassVar[type[BaseModel]] = PruneContainersParams
-    waits_for_receiver: ClassVar[bool] = False
-    changes_disks_only: ClassVar[bool] = True
-
-    def wire_params(self, call: Call) -> Mapping[str, Any]:
-        return with_known_filesystems(super().wire_params(call))
 
 
 class NodeFacts(Irreversible, PlacedAction):
@@ -272,9 +263,8 @@ class NodeHealth(Irreversible, CommandAction):
             return output
         listed = output.get("faults")
         faults = [str(fault) for fault in listed] if isinstance(listed, list) else []
-        more = f"; and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
-        reason = "; ".join(faults[:_SHOWN_FAULTS]) or "the agent's answer has no verdict"
-        raise TemporaryFailure(f"node {call.target.node!r} is not healthy: {reason}{more}", output)
+        reason = words.some(faults, _SHOWN_FAULTS) or "the agent's answer has no verdict"
+        raise TemporaryFailure(f"node {call.target.node!r} is not healthy: {reason}", output)
 
 
 # After adding one, run tests/unit/actions/test_node_commands.py: it names the places to edit.

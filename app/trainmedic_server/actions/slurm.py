@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 from pydantic import BaseModel, Field
 
 from trainmedic_core.target import TargetKind
-from trainmedic_server.actions.base import ActionParams, Irreversible
+from trainmedic_server.actions.base import ActionParams, Irreversible, NoParams
 from trainmedic_server.actions.retrying import RetryingAction
-from trainmedic_server.actions.slurm_marks import BOOTING, PREFIX, is_out_for_reboot, marked, owners_of
+from trainmedic_server.actions.slurm_marks import BOOTING, PREFIX, is_out_for_reboot, marked, owners_of, reboot_mark
 from trainmedic_server.domain.topology import SLURM, slurm_job_id
 from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Shape
 from trainmedic_server.errors import (
@@ -102,7 +102,7 @@ class SlurmResumeParams(ActionParams):
     restore: Literal[True] | None = Field(None, description="As an undo: end this run's own drain.")
 
 
-class SlurmResume(NodeAction):
+class SlurmResume(Irreversible, NodeAction):
     name: ClassVar[str] = "slurm.resume"
     summary: ClassVar[str] = (
         "End a drain of Trainmedic's, or return a node that slurm.reboot has rebooted. It fails if the node is drained "
@@ -163,9 +163,53 @@ class SlurmResume(NodeAction):
             raise TemporaryFailure(f"Slurm has not returned node {node.name} to service", node_state(after))
         return node_state(after)
 
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        return None
+
+class SlurmReboot(Irreversible, NodeAction):
+    """A resumed attempt finds its request by the command's mark in the node's reason."""
+
+    name: ClassVar[str] = "slurm.reboot"
+    asks_first: ClassVar[bool] = True
+    leaves_disks: ClassVar[bool] = False
+    summary: ClassVar[str] = (
+        "Let Slurm reboot the node as soon as no job runs on it. No new job starts, and the node stays down until "
+        "slurm.resume. Only through an agent."
+    )
+    Params: ClassVar[type[BaseModel]] = NoParams
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        mark = reboot_mark(call.command_id)
+
+        async def attempt() -> Mapping[str, Any]:
+            node = await self.find(call)
+            if mark in node.reason.split():
+                return node_state(node, _describe_progress(node.states))
+            owners = owners_of(node.reason) if node.is_out_of_service else ()
+            if node.is_out_of_service and not owners:
+                raise taken_by_another(node, "a reboot")
+            reason = marked(dict.fromkeys((*owners, call.run_id)), f"{mark} {call.reason}")
+            await self.slurm.reboot(node.name, reason)
+            after = await self.slurm.node(node.name)
+            if mark not in after.reason.split():
+                raise TemporaryFailure(f"Slurm has not taken the reboot of node {node.name}", node_state(after))
+            return node_state(after, _describe_progress(after.states))
+
+        return await self.retry_until_deadline(call, attempt)
+
+
+def taken_by_another(node: SlurmNode, change: str) -> TemporaryFailure:
+    return TemporaryFailure(
+        f"node {node.name} was left as it is: it is {'+'.join(sorted(node.states))} with the reason {node.reason!r}, "
+        f"which {change} would replace",
+        node_state(node),
+    )
+
+
+def _describe_progress(states: frozenset[str]) -> str:
+    if "REBOOT_REQUESTED" in states:
+        return "Slurm reboots it as soon as no job runs on it"
+    if "REBOOT_ISSUED" in states:
+        return "Slurm has ordered its reboot"
+    return "Slurm has no reboot of it pending: it has rebooted, or failed to"
 
 
 # --- jobs -------------------------------------------------------------------------------------------------
@@ -390,6 +434,7 @@ class SlurmCancel(Irreversible, JobAction):
 
 ACTIONS: tuple[type[Action], ...] = (
     SlurmResume,
+    SlurmReboot,
     SlurmRequeue,
     SlurmSignal,
     SlurmCancel,

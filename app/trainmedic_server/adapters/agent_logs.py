@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic.wire import envelope
+from trainmedic_core import words
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.domain import log_pages
 from trainmedic_logs.domain.log_search import READ, WITHDRAW, FoundLine, LeftOut, LogQuery, left_out, left_out_notes
@@ -260,21 +261,15 @@ def _note_changes(answers: Sequence[_NodeAnswer]) -> list[str]:
         answer.is_reported_silent = bool(answer.silence)
     notes = [_missing_lines(lost)] if lost else []
     if recovered:
-        notes.append(
-            f"lines of {_count(recovered)} are available again: {_named([answer.node for answer in recovered])}"
-        )
+        named = words.some([answer.node for answer in recovered], _MOST_NAMED)
+        notes.append(f"lines of {_count(recovered)} are available again: {named}")
     return notes
 
 
 def _missing_lines(silent: Sequence[_NodeAnswer]) -> str:
-    named = _named([f"{answer.node}: {answer.silence}" for answer in silent])
+    named = words.some([f"{answer.node}: {answer.silence}" for answer in silent], _MOST_NAMED)
     return f"lines of {_count(silent)} are missing: {named}"
 
 
 def _count(answers: Sequence[_NodeAnswer]) -> str:
-    return f"{len(answers)} {'node' if len(answers) == 1 else 'nodes'}"
-
-
-def _named(parts: Sequence[str]) -> str:
-    more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
-    return "; ".join(parts[:_MOST_NAMED]) + more
+    return words.count(len(answers), "node")

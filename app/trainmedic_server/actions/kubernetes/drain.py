@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from pydantic import BaseModel, Field
 
 from trainmedic.wire.backoff import Backoff
+from trainmedic_core import words
 from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
 from trainmedic_server.actions import node_checkpoints
@@ -191,10 +192,9 @@ class DrainNode(ClusterAction):
         pods = await self.cluster.list(PODS, fields=f"spec.nodeName={(await node_ref(self, call)).name}")
         selection = select_pods(pods, params)
         if forbidding := selection.forbidding:
-            shown = "; ".join(f"{pod} {why}" for pod, why in list(forbidding.items())[:5])
-            more = f"; and {len(forbidding) - 5} more" if len(forbidding) > 5 else ""
+            shown = words.some([f"{pod} {why}" for pod, why in forbidding.items()], 5)
             begun = "the drain stopped" if progress.evicted else "nothing was evicted"
-            raise PermanentFailure(f"{begun}: {shown}{more}", progress.output(selection.ending))
+            raise PermanentFailure(f"{begun}: {shown}", progress.output(selection.ending))
         present = {uid_of(pod) for pod in selection.ending}
         progress.seen |= present
         progress.gone |= progress.seen - present
@@ -296,8 +296,8 @@ def _describe_unfinished(left: Sequence[Object], progress: _Progress) -> str:
         return f"the drain waits for the Kubernetes API: {progress.trouble}"
     if progress.is_paused:
         return f"evictions are paused with the server; {len(left)} pods remain"
-    shown = "; ".join(f"{name_of(pod)} {progress.why.get(uid_of(pod), 'is there')}" for pod in left[:3])
-    return f"{len(left)} pods remain: {shown}" + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
+    pods = [f"{name_of(pod)} {progress.why.get(uid_of(pod), 'is there')}" for pod in left]
+    return f"{len(left)} pods remain: {words.some(pods, 3)}"
 
 
 ACTIONS: tuple[type[Action], ...] = (DrainNode,)
