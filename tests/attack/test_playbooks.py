@@ -24,7 +24,6 @@ from trainmedic_core.expressions.template_syntax import Malformed
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.simulation import suite_format
 
 T = TypeVar("T")
@@ -175,7 +174,7 @@ def test_files_at_random() -> None:
             text = mutated(draw, text)
         if draw.random() < 0.5:
             text += "  - approve: " + repr(template(draw)) + "\n"
-        _, problems = within(FILE_SECONDS, text, functools.partial(loader.load, text, "f", ACTIONS, IdentityLabels()))
+        _, problems = within(FILE_SECONDS, text, functools.partial(loader.load, text, "f", ACTIONS))
         assert all(
             problem.line and problem.column for problem in problems if "the others are not shown" not in problem.message
         )
@@ -230,7 +229,7 @@ def test_files_written_to_do_harm() -> None:
     """Each is bounded in time."""
     before = peak_mib()
     for name in random_source().sample(sorted(HOSTILE_FILES), trials(3, len(HOSTILE_FILES))):
-        within(FILE_SECONDS, name, functools.partial(loader.load, HOSTILE_FILES[name], name, ACTIONS, IdentityLabels()))
+        within(FILE_SECONDS, name, functools.partial(loader.load, HOSTILE_FILES[name], name, ACTIONS))
     assert peak_mib() - before < MEMORY_MIB
 
 

@@ -33,7 +33,6 @@ from trainmedic_server.actions import registry
 from trainmedic_server.actions.kubernetes.jobs import CreateJobParams
 from trainmedic_server.auth import tokens
 from trainmedic_server.catalog import loader
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.settings import server as server_settings
 
 with_agent = pytest.mark.parametrize("combination", [name for name in COMBINATIONS if name != "server-only"])
@@ -176,7 +175,7 @@ def test_the_health_checks_pod_is_valid(combination: str, kubernetes: Path, tmp_
     many GPUs as the node had, where its agent has told that."""
     for name, text in charts.one(charts.objects(combination), "ConfigMap", "-playbooks")["data"].items():
         (tmp_path / name).write_text(text)
-    (book,) = loader.load_file(tmp_path / "node-down.yaml", registry.specs_only(), IdentityLabels()).playbooks
+    (book,) = loader.load_file(tmp_path / "node-down.yaml", registry.specs_only()).playbooks
     step = next(at for at, one in enumerate(book.definition.steps) if one.id == "healthy")
     known = {"gpus_known": 8} if combination == "everything" else {}
     steps = {"had": {"output": known}}
@@ -203,7 +202,7 @@ def test_the_probes_pod_is_valid_and_as_the_values_say(playbook: str, kubernetes
     found = charts.parsed(charts.rendered(values))
     for name, text in charts.one(found, "ConfigMap", "-playbooks")["data"].items():
         (tmp_path / name).write_text(text)
-    (book,) = loader.load_file(tmp_path / playbook, registry.specs_only(), IdentityLabels()).playbooks
+    (book,) = loader.load_file(tmp_path / playbook, registry.specs_only()).playbooks
     step = next(at for at, one in enumerate(book.definition.steps) if one.id == "probed")
     scope = {"target": {"node": "node-7"}, "vars": book.definition.vars, "steps": {}, "labels": {}, "run": {}}
     assert book.definition.steps[step].when == "vars.probe_image"

@@ -19,7 +19,6 @@ from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.domain.destinations import DestinationOutcome, merged_output
-from trainmedic_server.domain.identity import IdentityLabels
 
 REFERENCE = (ROOT / "docs" / "reference" / "actions.md").read_text()
 CAPS = (ROOT / "docs" / "how-to" / "cap-gpu-power.md").read_text()
@@ -140,7 +139,7 @@ def test_a_cap_is_refused_as_the_page_on_caps_says(node: GpuNode) -> None:
 def test_the_shipped_playbooks_find_real_facts(node: GpuNode, name: str) -> None:
     """Each condition and message that looks at facts finds them: of a node, and of a job on two."""
     path = ROOT / "playbooks" / f"{name}.yaml"
-    (book,) = loader.load_file(path, registry.specs_only(), IdentityLabels()).playbooks
+    (book,) = loader.load_file(path, registry.specs_only()).playbooks
     told = asked(node, "0")
     of_job = merged_output([DestinationOutcome(Target(TargetKind.NODE, node=name), told) for name in ("n1", "n2")])
     (facts,) = (step.id for step in book.definition.steps if getattr(step, "action", None) == "node.facts")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -115,6 +115,12 @@ def map_event(entries: Sequence[EventEntry], body: Any) -> MappedEvent | None:
     return next((entry.mapped(scope) for entry in entries if entry.takes(scope)), None)
 
 
+class CompiledFile(Struct, frozen=True):
+    accept: tuple[Accept, ...] = ()
+    renames: tuple[Rename, ...] = ()
+    events: tuple[EventEntry, ...] = ()
+
+
 class CompiledAlertMap(Struct, frozen=True):
     accept: tuple[Accept, ...] = ()
     renames: Mapping[str, Sequence[Rename]] = field(default_factory=dict)
@@ -123,21 +129,16 @@ class CompiledAlertMap(Struct, frozen=True):
     """Why no alert is accepted: a file that was never loaded may have conditions. Empty if all are loaded."""
 
     @classmethod
-    def of(
-        cls,
-        accept: Iterable[Accept],
-        renames: Iterable[Rename],
-        unusable: str = "",
-        events: Iterable[EventEntry] = (),
-    ) -> CompiledAlertMap:
+    def of(cls, files: Sequence[CompiledFile], unusable: str = "") -> CompiledAlertMap:
         by_name: dict[str, list[Rename]] = {}
-        for rename in renames:
-            for name in rename.alertnames:
-                by_name.setdefault(name, []).append(rename)
         by_event: dict[str, list[EventEntry]] = {}
-        for entry in events:
-            by_event.setdefault(entry.event, []).append(entry)
-        return cls(tuple(accept), by_name, by_event, unusable)
+        for file in files:
+            for rename in file.renames:
+                for name in rename.alertnames:
+                    by_name.setdefault(name, []).append(rename)
+            for entry in file.events:
+                by_event.setdefault(entry.event, []).append(entry)
+        return cls(tuple(each for file in files for each in file.accept), by_name, by_event, unusable)
 
     @property
     def names(self) -> int:

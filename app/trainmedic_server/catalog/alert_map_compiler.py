@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic_core import model_errors, yaml_text
@@ -20,8 +19,8 @@ from trainmedic_core.fields import Identifier
 from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog import matchers, overlaps, scope_check
-from trainmedic_server.catalog.alert_map import Accept, EventEntry, LabelValue, Rename
-from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+from trainmedic_server.catalog.alert_map import Accept, CompiledFile, EventEntry, LabelValue, Rename
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook, by_alertname
 from trainmedic_server.catalog.scope_check import VisibleNames
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL
 from trainmedic_server.domain.beginnings import EVENT_LABEL
@@ -67,12 +66,6 @@ class AlertMapForm(_Form):
     accept: _Matchers = ()
     rename: tuple[_RenameForm, ...] = ()
     events: Annotated[tuple[_EventForm, ...], Field(max_length=1000)] = ()
-
-
-class CompiledFile(Struct, frozen=True):
-    accept: tuple[Accept, ...] = ()
-    renames: tuple[Rename, ...] = ()
-    events: tuple[EventEntry, ...] = ()
 
 
 def compile_text(text: str, source: str) -> CompiledFile | list[FileProblem]:
@@ -236,10 +229,7 @@ def warnings(
     for rename in renames:
         for name in rename.alertnames:
             sources.setdefault(name, rename)
-    reacting: dict[str, list[YamlPlaybook]] = {}
-    for playbook in playbooks or ():
-        for name in playbook.definition.on.alertnames:
-            reacting.setdefault(name, []).append(playbook)
+    reacting = by_alertname(playbooks or ())
     unconditional: dict[str, Rename] = {}
     for rename in renames:
         for message in _rename_warnings(rename, unconditional, sources):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -90,7 +90,6 @@ class YamlPlaybook(Struct, frozen=True):
     parts: Mapping[str, Expression | TextTemplate | str] = field(default_factory=dict)  # of a target in templates
     selectors: Mapping[str, tuple[Expression | TextTemplate | str, ...]] = field(default_factory=dict)  # of a group
     steps: Mapping[tuple[str, int], CompiledStep] = field(default_factory=dict)  # by phase and index
-    identity: IdentityLabels = _BUILT_IN_CHAIN
     effect: QuotedQuery | None = None
     remembers: Mapping[str, timedelta] | None = None  # windows of ``runs.count``; None if no step uses ``runs``
     uses: Mapping[tuple[str, int], CompiledUse] = field(default_factory=dict)  # by phase and index of a step
@@ -142,7 +141,7 @@ class YamlPlaybook(Struct, frozen=True):
 
     def _target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         if isinstance(self.definition.target, TargetKind):
-            return target_resolution.resolve(self.definition.target, alert.labels, topology, self.identity)
+            return target_resolution.resolve(self.definition.target, alert.labels, topology, _BUILT_IN_CHAIN)
         if isinstance(self.definition.target, GroupTarget):
             return self._group_of(self.definition.target, alert, topology)
         parts: dict[str, str] = {}
@@ -159,7 +158,7 @@ class YamlPlaybook(Struct, frozen=True):
             if "gpu" in parts:
                 return target_resolution.placed_gpu(node, parts["gpu"], topology)
         if "job" in parts:
-            job = job_lookup.resolve_job(parts["job"], alert.labels, topology, self.identity)
+            job = job_lookup.resolve_job(parts["job"], alert.labels, topology, _BUILT_IN_CHAIN)
             if isinstance(job, Unresolved):
                 return job
             parts["job"] = job
@@ -240,6 +239,15 @@ class YamlPlaybook(Struct, frozen=True):
             "inputs": inputs.of_annotations(alert.annotations) if self.definition.on.manual else {},
             "ended_run": beginnings.ended_run_of(alert),
         }
+
+
+def by_alertname(playbooks: Iterable[YamlPlaybook]) -> dict[str, list[YamlPlaybook]]:
+    """Return the playbooks that begin with an alert, by each of its names."""
+    named: dict[str, list[YamlPlaybook]] = {}
+    for playbook in playbooks:
+        for name in dict.fromkeys(playbook.definition.on.alertnames):
+            named.setdefault(name, []).append(playbook)
+    return named
 
 
 def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:

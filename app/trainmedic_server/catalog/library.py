@@ -26,7 +26,6 @@ from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.fragments import FragmentFolders, FragmentPlace
 from trainmedic_server.catalog.loader import LoadedFile
 from trainmedic_server.domain.alert import Alert
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import Shortlist
 
@@ -109,11 +108,8 @@ class _ReloadLimits:
 
 
 class StaticCatalog:
-    def __init__(
-        self, playbooks: Iterable[YamlPlaybook], actions: Actions, identity: IdentityLabels = IdentityLabels()
-    ) -> None:
+    def __init__(self, playbooks: Iterable[YamlPlaybook], actions: Actions) -> None:
         self._actions = actions
-        self._identity = identity
         self._snapshot = _snapshot(playbooks)
         self._versions: dict[str, YamlPlaybook] = {}
 
@@ -132,7 +128,7 @@ class StaticCatalog:
     def compile(self, text: str, source: str) -> YamlPlaybook:
         playbook = self._versions.get(text)
         if playbook is None:
-            playbook = loader.load_one(text, source, self._actions, self._identity)
+            playbook = loader.load_one(text, source, self._actions)
             if len(self._versions) >= _VERSIONS_KEPT:
                 self._versions.clear()
             self._versions[text] = playbook
@@ -146,11 +142,10 @@ class Library(StaticCatalog):
         self,
         roots: Sequence[Path],
         actions: Actions,
-        identity: IdentityLabels = IdentityLabels(),
         metrics: telemetry.Metrics | None = None,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__((), actions, identity)
+        super().__init__((), actions)
         self._roots = tuple(roots)
         self._metrics = metrics
         self._files: dict[Path, LoadedFile] = {}
@@ -239,7 +234,7 @@ class Library(StaticCatalog):
 
     def _load(self, path: Path, folders: FragmentFolders) -> LoadedFile:
         before = self._files.get(path)
-        loaded = loader.load_file(path, self._actions, self._identity, before, folders)
+        loaded = loader.load_file(path, self._actions, before, folders)
         if before is None or loaded is before or not loaded.problems:
             return loaded
         valid = {playbook.definition.name for playbook in loaded.playbooks}

@@ -20,7 +20,6 @@ from trainmedic_server.catalog import attachments, fragments
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.compiler import compile_document
 from trainmedic_server.catalog.fragments import FragmentFolders, FragmentPlace
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 
 log = telemetry.logger(__name__)
@@ -41,7 +40,6 @@ def load(
     text: str,
     source: str,
     actions: Actions,
-    identity: IdentityLabels,
     attached: Attached | None = None,
     others: Mapping[str, YamlDocument] = MappingProxyType({}),
 ) -> tuple[list[YamlPlaybook], list[FileProblem]]:
@@ -66,7 +64,7 @@ def load(
         if fragments.is_fragment(document):
             problems.extend(fragments.check(document, own))
             continue
-        made = _compiled(document, actions, identity, attached, allowance, {**others, **own})
+        made = _compiled(document, actions, attached, allowance, {**others, **own})
         if isinstance(made, list):
             problems.extend(made)
         elif not is_broken:
@@ -78,7 +76,6 @@ def load(
 def _compiled(
     document: YamlDocument,
     actions: Actions,
-    identity: IdentityLabels,
     attached: Attached | None,
     allowance: Allowance,
     available: Mapping[str, YamlDocument],
@@ -90,7 +87,7 @@ def _compiled(
         whole = expanded.document if attached is None else attachments.attach(expanded.document, attached)
         if isinstance(whole, list):
             return whole
-        return compile_document(whole, actions, identity, allowance, expanded.uses)
+        return compile_document(whole, actions, allowance, expanded.uses)
     except Exception as error:  # A faulty check, also of another package's action, is a problem of this playbook.
         log.exception("cannot check playbook", file=document.source)
         return [document.problem((), f"cannot be checked: {type(error).__name__}; the log has the place in the code")]
@@ -106,9 +103,9 @@ def _limited(problems: list[FileProblem], source: str) -> list[FileProblem]:
     ]
 
 
-def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> YamlPlaybook:
+def load_one(text: str, source: str, actions: Actions) -> YamlPlaybook:
     """Raises PlaybookError with all errors."""
-    playbooks, problems = load(text, source, actions, identity)
+    playbooks, problems = load(text, source, actions)
     if problems or len(playbooks) != 1:
         raise errors.PlaybookError(
             "\n".join(map(str, problems)) or f"{source}: expected one playbook, found {len(playbooks)}"
@@ -119,7 +116,6 @@ def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels 
 def load_file(
     path: Path,
     actions: Actions,
-    identity: IdentityLabels = IdentityLabels(),
     before: LoadedFile | None = None,
     folders: FragmentFolders | None = None,
 ) -> LoadedFile:
@@ -137,7 +133,7 @@ def load_file(
     digest = hashlib.sha256(b"\0".join(contents)).hexdigest()
     if before is not None and before.digest == digest:
         return before
-    playbooks, problems = load(text, str(path), actions, identity, attached, others)
+    playbooks, problems = load(text, str(path), actions, attached, others)
     return LoadedFile(path, digest, tuple(playbooks), tuple(problems), fragments.places(text, str(path)))
 
 

@@ -14,7 +14,6 @@ from trainmedic_server.catalog import alert_map_compiler, chains, overlaps
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.simulation import suite_format
 
@@ -29,10 +28,10 @@ class CheckResult(Struct, frozen=True):
     fragments: int = 0
 
 
-def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = IdentityLabels()) -> CheckResult:
+def check(roots: Sequence[Path], actions: Actions) -> CheckResult:
     """Check playbooks as a server loads them, and the format of their tests."""
     tests = test_files(roots)
-    library = Library([root for root in roots if root not in tests], actions, identity)
+    library = Library([root for root in roots if root not in tests], actions)
     library.reload()
     problems = list(library.problems)
     for path in tests:

@@ -29,7 +29,6 @@ from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.domain import beginnings, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import OrderKind, Run
@@ -69,12 +68,12 @@ _POLL_EVERY = timedelta(seconds=10)  # of ends of runs, and of whether the test 
 _PATIENCE = timedelta(hours=2)  # for runs to end after the last entry, without `end`
 
 
-def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
+def run_file(path: Path, actions: Actions) -> FileResult:
     suites, problems = suite_format.read(path)
     ready: list[tuple[Suite, list[YamlPlaybook], _LogParts]] = []
     folders = FragmentFolders()
     for suite in suites:
-        files = [loader.load_file(playbook, actions, identity, folders=folders) for playbook in suite.playbooks]
+        files = [loader.load_file(playbook, actions, folders=folders) for playbook in suite.playbooks]
         problems.extend(problem for file in files for problem in file.problems)
         playbooks = [playbook for file in files for playbook in file.playbooks]
         problems.extend(problem for _, problem in chains.cycles({each.definition.name: each for each in playbooks}))
@@ -88,7 +87,7 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
         return FileResult(path, (), tuple(sorted(set(problems))))
     metrics = telemetry.Metrics()
     results = [
-        _run_test(suite, index, StaticCatalog(playbooks, actions, identity), parts, actions, metrics)
+        _run_test(suite, index, StaticCatalog(playbooks, actions), parts, actions, metrics)
         for suite, playbooks, parts in ready
         for index in range(len(suite.spec.tests))
     ]
@@ -157,7 +156,9 @@ class _Scenario:
         self.script = Script(self.test.replies)
         self.scripted = ScriptedActions(self.actions, self.script, self.store, self.clock)
         self.engine = await self._start()
-        self.logs = self._log_scenario()
+        sender = IntakeAlertSender(self._admit, self.clock)
+        rules, fixtures = self.parts.rules, self.parts.fixtures
+        self.logs = LogScenario(self.test.job, rules, fixtures, self.store, self.clock, sender, self.metrics)
         for moment, path, entry in _timeline(self.test):
             await self._pass_until(BEGINNING + moment)
             match entry:
@@ -171,15 +172,10 @@ class _Scenario:
                     await self._check(entry, path)
             await self._run_until_idle()
         await self._run_to_end()
-        for path, check in _checks(self.test):
+        for index, check in enumerate(self.test.expect):
             if check.at is None:
-                await self._check(check, path)
+                await self._check(check, ("expect", index))
         await self.engine.stop()
-
-    def _log_scenario(self) -> LogScenario:
-        rules, fixtures = self.parts.rules, self.parts.fixtures
-        sender = IntakeAlertSender(self._admit, self.clock)
-        return LogScenario(self.test.job, rules, fixtures, self.store, self.clock, sender, self.metrics)
 
     async def _pass_until(self, moment: datetime) -> None:
         while self.test.lines and self.clock.now() < moment:
@@ -199,15 +195,7 @@ class _Scenario:
         verdicts = {job.name: VerdictsOnJob(given, given)} if given else {}
         topology = Topology(inventory.parse(self.test.inventory), verdicts=verdicts)
         limits = EngineLimits(mode=self.test.mode, max_age=self.test.max_age)
-        engine = Engine(
-            self.store,
-            self.catalog,
-            self.scripted,
-            self.clock,
-            limits,
-            self.metrics,
-            lambda: topology,
-        )
+        engine = Engine(self.store, self.catalog, self.scripted, self.clock, limits, self.metrics, lambda: topology)
         await engine.start()
         self.ends = None
         if any(playbook.definition.on.run for playbook in self.catalog.all()):
@@ -367,13 +355,9 @@ def _timeline(test: TestEntry) -> list[tuple[timedelta, DocumentPath, _Entry]]:
         entries.extend((line.at + line.every * number, ("lines", index), line) for number in range(line.times))
     entries.extend((alert.at, ("alerts", index), alert) for index, alert in enumerate(test.alerts))
     entries.extend((order.at, ("orders", index), order) for index, order in enumerate(test.orders))
-    entries.extend((check.at, path, check) for path, check in _checks(test) if check.at is not None)
+    checks = enumerate(test.expect)
+    entries.extend((check.at, ("expect", index), check) for index, check in checks if check.at is not None)
     return sorted(entries, key=lambda entry: entry[0])
-
-
-def _checks(test: TestEntry) -> Iterator[tuple[DocumentPath, Check]]:
-    for index, check in enumerate(test.expect):
-        yield ("expect", index), check
 
 
 def unknown_names(suite: Suite, playbooks: Sequence[CompiledPlaybook], actions: Actions) -> Iterator[FileProblem]:

@@ -16,7 +16,6 @@ from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 
 PLAYBOOK = """\
@@ -125,12 +124,12 @@ class TestActions:
 
 def problems_of(text: str) -> list[str]:
     """What the checks say of `text`, as ``line:column: message``."""
-    _, problems = loader.load(text, "p.yaml", TestActions(), IdentityLabels())
+    _, problems = loader.load(text, "p.yaml", TestActions())
     return [str(problem).removeprefix("p.yaml:").strip() for problem in problems]
 
 
 def playbook_of(text: str) -> YamlPlaybook:
-    playbooks, problems = loader.load(text, "p.yaml", TestActions(), IdentityLabels())
+    playbooks, problems = loader.load(text, "p.yaml", TestActions())
     assert problems == []
     assert len(playbooks) == 1
     return playbooks[0]

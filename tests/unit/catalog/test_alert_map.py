@@ -12,8 +12,7 @@ import pytest
 from tests.unit.catalog.actions import PLAYBOOK, TestActions, library
 from trainmedic_server import telemetry
 from trainmedic_server.catalog import alert_map_compiler, alert_map_library, alert_map_roots
-from trainmedic_server.catalog.alert_map import CompiledAlertMap
-from trainmedic_server.catalog.alert_map_compiler import CompiledFile
+from trainmedic_server.catalog.alert_map import CompiledAlertMap, CompiledFile
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.ports.ending import end_tasks
@@ -28,10 +27,7 @@ def compiled(text: str, source: str = "site.yaml") -> CompiledFile:
 
 
 def map_of(*texts: str) -> CompiledAlertMap:
-    files = [compiled(text, f"{number}.yaml") for number, text in enumerate(texts)]
-    return CompiledAlertMap.of(
-        (accept for file in files for accept in file.accept), (rename for file in files for rename in file.renames)
-    )
+    return CompiledAlertMap.of([compiled(text, f"{number}.yaml") for number, text in enumerate(texts)])
 
 
 def alert(name: str, **labels: str) -> Alert:

@@ -10,7 +10,6 @@ from trainmedic_core import yaml_files
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.domain.identity import IdentityLabels
 
 PLAYBOOK = """\
 playbook: check-node
@@ -42,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def problems_of(folder: Path) -> list[str]:
-    loaded = loader.load_file(folder / "check.yaml", registry.specs_only(), IdentityLabels())
+    loaded = loader.load_file(folder / "check.yaml", registry.specs_only())
     return [str(problem) for problem in loaded.problems]
 
 
@@ -53,7 +52,7 @@ def manifest_of(playbook: object) -> dict[str, object]:
 
 def test_the_manifest_is_rendered_with_the_runs_names(folder: Path) -> None:
     """Its strings are templates like those of the playbook itself."""
-    (playbook,) = loader.load_file(folder / "check.yaml", registry.specs_only(), IdentityLabels()).playbooks
+    (playbook,) = loader.load_file(folder / "check.yaml", registry.specs_only()).playbooks
     spec = manifest_of(playbook)["spec"]["template"]["spec"]  # type: ignore[index]
     assert spec["nodeName"] == "node-7"
     assert spec["containers"] == [{"name": "check", "image": "health:1"}]
@@ -62,7 +61,7 @@ def test_the_manifest_is_rendered_with_the_runs_names(folder: Path) -> None:
 def test_the_stored_text_is_whole(folder: Path) -> None:
     """A run that was begun with an earlier version finds its manifest in the text, whatever the file says now."""
     actions = registry.specs_only()
-    (playbook,) = loader.load_file(folder / "check.yaml", actions, IdentityLabels()).playbooks
+    (playbook,) = loader.load_file(folder / "check.yaml", actions).playbooks
     (folder / "health_template.yaml").unlink()
     again = loader.load_one(playbook.text, str(folder / "check.yaml"), actions)
     assert again.version == playbook.version
@@ -122,7 +121,7 @@ def test_a_text_that_looks_like_yaml_comes_back_as_it_was(folder: Path) -> None:
         ["# a comment: 'x'", "", "spec:", "    a: |", "       kept", "", "         as it is", '    b: "\'"']
     )
     (folder / "health_template.yaml").write_text(content)
-    (playbook,) = loader.load_file(folder / "check.yaml", registry.specs_only(), IdentityLabels()).playbooks
+    (playbook,) = loader.load_file(folder / "check.yaml", registry.specs_only()).playbooks
     again = loader.load_one(playbook.text, "check.yaml", registry.specs_only())
     assert manifest_of(again) == manifest_of(playbook)
 

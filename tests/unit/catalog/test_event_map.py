@@ -11,7 +11,7 @@ import pytest
 from tests.unit.catalog.actions import TestActions, library
 from trainmedic_server import errors
 from trainmedic_server.catalog import alert_map, alert_map_compiler
-from trainmedic_server.catalog.alert_map_compiler import CompiledFile
+from trainmedic_server.catalog.alert_map import CompiledFile
 from trainmedic_server.ports.alert_map import MappedEvent
 
 RACKS = """\

@@ -65,13 +65,13 @@ SCOPE = {"labels": {"why": "hot"}, "vars": {"low": 60}, "steps": {"bring-back.ca
 
 
 def compiled(text: str) -> YamlPlaybook:
-    playbooks, problems = loader.load(text, "p.yaml", ACTIONS, Library([], ACTIONS)._identity)
+    playbooks, problems = loader.load(text, "p.yaml", ACTIONS)
     assert not problems, problems
     return playbooks[0]
 
 
 def problems_of(text: str) -> list[str]:
-    return [str(problem) for problem in loader.load(text, "p.yaml", ACTIONS, Library([], ACTIONS)._identity)[1]]
+    return [str(problem) for problem in loader.load(text, "p.yaml", ACTIONS)[1]]
 
 
 def test_the_steps_take_the_place_of_their_use() -> None:

@@ -11,7 +11,6 @@ from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader, scope_check
 from trainmedic_server.catalog.scope_check import STEP_NAMES, VisibleNames
 from trainmedic_server.domain import value_types
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.ports.actions import Action
 
 ACTIONS = registry.Registry({action.name: action for action in registry.BUILT_IN})
@@ -20,7 +19,7 @@ TABLE = tuple(mistakes())
 
 def problems_of(text: str) -> list[str]:
     """Return ``line:column: message`` of each error, by the actions of the server."""
-    _, problems = loader.load(text, "p", ACTIONS, IdentityLabels())
+    _, problems = loader.load(text, "p", ACTIONS)
     return [str(problem).removeprefix("p:") for problem in problems]
 
 

@@ -11,7 +11,6 @@ from tests.unit.engine.books import catalog_of
 from tests.unit.engine.world import Amount, World
 from trainmedic_server import errors
 from trainmedic_server.catalog import loader
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.run import Decision, Status, StepStatus
 
 MakeWorld = Callable[..., World]
@@ -38,7 +37,7 @@ steps:
 
 def ladder(world: MakeWorld, text: str = TEXT) -> World:
     at = world()
-    (playbook,), problems = loader.load(text, "test.yaml", at.actions, IdentityLabels())
+    (playbook,), problems = loader.load(text, "test.yaml", at.actions)
     assert not problems
     at.catalog = catalog_of([playbook.text], at.actions)
     at.engine = at._engine()

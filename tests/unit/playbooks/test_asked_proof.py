@@ -16,7 +16,6 @@ from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.domain.alert import SHIPPED_RULE, SHIPPED_RULE_LABEL, Alert, AlertStatus
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import ActionStep
 from trainmedic_server.domain.proof import XID_LABELS
 
@@ -32,7 +31,7 @@ ANSWER = "# If another rule has this name: "
 
 @functools.cache
 def book(path: Path) -> YamlPlaybook:
-    (loaded,) = loader.load_file(path, registry.specs_only(), IdentityLabels()).playbooks
+    (loaded,) = loader.load_file(path, registry.specs_only()).playbooks
     return loaded
 
 

@@ -17,12 +17,11 @@ from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.claim import Claim
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.engine import claims
 
 
 def book(name: str) -> YamlPlaybook:
-    (loaded,) = loader.load_file(PLAYBOOKS / f"{name}.yaml", registry.specs_only(), IdentityLabels()).playbooks
+    (loaded,) = loader.load_file(PLAYBOOKS / f"{name}.yaml", registry.specs_only()).playbooks
     return loaded
 
 

@@ -31,7 +31,6 @@ from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.domain import changes, inventory
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.playbook import ActionStep, Mode, WaitStep
 from trainmedic_server.domain.run import OrderKind, Run, Status, StepStatus
@@ -312,7 +311,7 @@ def beginnings(path: Path) -> Sequence[Played]:
 
 
 def _load(path: Path) -> Sequence[YamlPlaybook]:
-    loaded = loader.load_file(path, CHECKED_ACTIONS, IdentityLabels())
+    loaded = loader.load_file(path, CHECKED_ACTIONS)
     assert loaded.problems == ()
     return loaded.playbooks
 
@@ -436,7 +435,7 @@ def _parsed(text: Mapping[str, Any], *, may_fail: bool = False) -> Sequence[Yaml
     source = str(PLAYBOOKS / f"{text['playbook']}.yaml")
     written, actions = yaml.dump(dict(text), Dumper=yaml.CSafeDumper, sort_keys=False), CHECKED_ACTIONS
     attached = loader._attached(written, source, ())
-    books, problems = loader.load(written, source, actions, IdentityLabels(), attached)
+    books, problems = loader.load(written, source, actions, attached)
     assert may_fail or problems == []
     return books
 

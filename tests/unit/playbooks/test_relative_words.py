@@ -10,7 +10,6 @@ import pytest
 from tests.unit.playbooks.test_shipped_playbooks import FILES
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import ActionStep
 
 ACTIONS = registry.specs_only()
@@ -19,7 +18,7 @@ SCALING = {"job.scale_lr": "learning_rate_factor", "job.scale_batch": "batch_fac
 
 
 def steps(path: Path, action: str) -> list[ActionStep]:
-    (book,) = loader.load_file(path, ACTIONS, IdentityLabels()).playbooks
+    (book,) = loader.load_file(path, ACTIONS).playbooks
     return [step for step in book.definition.steps if isinstance(step, ActionStep) and step.action == action]
 
 
@@ -54,7 +53,7 @@ def scope(**variables: Any) -> dict[str, Any]:
 def test_a_factor_of_one_or_more_slows_no_training_down(name: str, factor: float) -> None:
     """At the edge and beyond it."""
     path = next(path for path in FILES if path.stem == name)
-    (book,) = loader.load_file(path, ACTIONS, IdentityLabels()).playbooks
+    (book,) = loader.load_file(path, ACTIONS).playbooks
     place = next(i for i, step in enumerate(book.definition.steps) if getattr(step, "action", "") == "job.scale_lr")
     assert book.when("steps", place, scope(learning_rate_factor=factor)) is (factor < 1)
 

@@ -11,7 +11,6 @@ from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.domain.claim import Claim
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import ActionStep
 from trainmedic_server.engine import claims
 from trainmedic_server.simulation import suite
@@ -26,7 +25,7 @@ FILES = sorted(set(PLAYBOOKS.glob("*.yaml")) - set(SUITES) - TEMPLATES)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_shipped_playbook_has_its_name_and_its_tests(path):
     """One playbook a file, of the file's name, with a test file beside it."""
-    loaded = loader.load_file(path, registry.specs_only(), IdentityLabels())
+    loaded = loader.load_file(path, registry.specs_only())
     assert loaded.problems == ()
     assert [book.definition.name for book in loaded.playbooks] == [path.stem]
     assert path.with_name(f"{path.stem}{yaml_files.TEST_SUFFIX}.yaml") in SUITES
@@ -44,7 +43,7 @@ def test_a_shipped_playbook_does_what_its_tests_say(path):
 def test_a_shipped_playbook_tells_people_when_it_failed(path):
     """By the server's message, or by one of its own before anything else is done or waited for; and a server without a
     notification channel makes that no failure of its own."""
-    (book,) = loader.load_file(path, registry.specs_only(), IdentityLabels()).playbooks
+    (book,) = loader.load_file(path, registry.specs_only()).playbooks
     if not book.definition.on_failure:
         return
     first, *others = book.definition.on_failure
@@ -62,7 +61,7 @@ def test_only_the_cleaning_of_a_full_disk_locks_less_than_its_target():
     """Every other one that changes anything drains the node: it locks all but the disks, and waits for no cleaning. One
     that only notifies people locks nothing, so that its message does not wait for a repair."""
     node, actions = Target(TargetKind.NODE, node="n1"), registry.specs_only()
-    books = [book for path in FILES for book in loader.load_file(path, actions, IdentityLabels()).playbooks]
+    books = [book for path in FILES for book in loader.load_file(path, actions).playbooks]
     on_nodes = {book.definition.name: book for book in books if book.definition.target_kind is TargetKind.NODE}
     claimed = {name: claims.of_playbook(book, node, actions) for name, book in on_nodes.items()}
     assert claimed.pop("disk-space-low") == Claim.of_disks("n1")

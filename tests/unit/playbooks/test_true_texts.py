@@ -23,7 +23,6 @@ from tests.unit.playbooks.test_shipped_playbooks import FILES
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import ActionStep, Mode, WaitStep
 from trainmedic_server.domain.run import Run, StepStatus
 from trainmedic_server.engine import service
@@ -190,7 +189,7 @@ ADVICE = frozenset(
 
 def cases(path: Path) -> Iterator[tuple[YamlPlaybook, TestEntry]]:
     """The playbook of the file, and a test for each way in which its steps can end."""
-    (shipped,) = loader.load_file(path, ACTIONS, IdentityLabels()).playbooks
+    (shipped,) = loader.load_file(path, ACTIONS).playbooks
     # Some are shipped to observe, until somebody lets them act.
     book = replace(shipped, definition=shipped.definition.model_copy(update={"mode": Mode.ENFORCE}))
     written = yaml.safe_load(path.with_name(f"{path.stem}_test.yaml").read_text(encoding="utf-8"))

@@ -13,7 +13,6 @@ from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.engine import verdict_alert
 from trainmedic_server.simulation.virtual_time import BEGINNING
@@ -22,7 +21,7 @@ BOOKS = [
     book
     for path in FILES
     if path.stem.startswith("training-failed")
-    for book in loader.load_file(path, registry.specs_only(), IdentityLabels()).playbooks
+    for book in loader.load_file(path, registry.specs_only()).playbooks
 ]
 CHANGED_BY = {
     CauseClass.GPU: "training-failed-node",
