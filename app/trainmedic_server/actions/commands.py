@@ -14,16 +14,9 @@ from trainmedic.wire import envelope, undoing
 from trainmedic_core import words
 from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import Target
+from trainmedic_server import errors
 from trainmedic_server.actions.base import BasicAction, NoParams, check_wanted, clearance_of
 from trainmedic_server.domain.topology import SLURM, slurm_job_id
-from trainmedic_server.errors import (
-    ActionFailure,
-    BusUnavailable,
-    EffectDisproved,
-    OutcomeUnknown,
-    PermanentFailure,
-    TemporaryFailure,
-)
 from trainmedic_server.ports.actions import Call, Clearance, Services
 from trainmedic_server.ports.outside import Presence
 
@@ -71,9 +64,9 @@ class CommandAction(BasicAction):
             try:
                 presence = await self._presence(call.target)
                 missing = self._missing_replies(call, replies, presence)
-            except BusUnavailable:
+            except errors.BusUnavailable:
                 missing = missing or "it is unknown whether every rank answered"
-                raise OutcomeUnknown(f"{missing}, and Redis is unavailable", _outputs(replies)) from None
+                raise errors.OutcomeUnknown(f"{missing}, and Redis is unavailable", _outputs(replies)) from None
         receiver = _receiver(call.target)
         # An undo is tried again by a new command: receivers repeat replies.
         output = judge(receiver, replies, missing, trusts_failures=call.undo_of is not None or not self.harmful)
@@ -94,17 +87,19 @@ class CommandAction(BasicAction):
                 jobs = sorted(
                     each.name for each in await self._bus.jobs() if f"{SLURM}{slurm_job_id(each.details)}" == target.job
                 )
-            except BusUnavailable as error:
-                raise TemporaryFailure("it is unknown while Redis is unavailable which jobs are connected") from error
+            except errors.BusUnavailable as error:
+                raise errors.TemporaryFailure(
+                    "it is unknown while Redis is unavailable which jobs are connected"
+                ) from error
             if len(jobs) > 1:
-                raise PermanentFailure(
+                raise errors.PermanentFailure(
                     f"several connected jobs run in {target.job}: {', '.join(jobs)}; name one of them"
                 )
             if jobs and clearance == "go_on":
                 return replace(target, job=jobs[0])
             why = "the server is paused" if jobs else f"no connected job reports that it is {target.job}"
             if self._clock.now() + _LOOK_AGAIN_AFTER >= call.deadline:
-                raise TemporaryFailure(why)
+                raise errors.TemporaryFailure(why)
             await self._clock.sleep_until(self._clock.now() + _LOOK_AGAIN_AFTER)
             clearance = await clearance_of(call)
             check_wanted(clearance, why)
@@ -123,7 +118,7 @@ class CommandAction(BasicAction):
     def _command(self, call: Call) -> envelope.Command:
         target = call.target
         if target.job is None and target.node is None:
-            raise PermanentFailure(f"{self.name} works on a job or a node, not on {target.key}")
+            raise errors.PermanentFailure(f"{self.name} works on a job or a node, not on {target.key}")
         parts = {"kind": str(target.kind), **target.parts}
         return envelope.Command(
             id=call.command_id,
@@ -147,7 +142,7 @@ class CommandAction(BasicAction):
         """Return a similarly named connected job if the target was not connected lately, else ""."""
         try:
             known = [] if target.job is None else [presence.name for presence in await self._bus.jobs()]
-        except BusUnavailable:
+        except errors.BusUnavailable:
             return ""
         return "" if target.job is None or self.services.may_connect(target.job) else did_you_mean(target.job, known)
 
@@ -194,14 +189,14 @@ def judge(
     if applied and bad:
         reason = f"{listed_ranks(applied)} applied it, but {reason}"
     if not missing and any(reply.status == envelope.FAILED and COMPARED in reply.output for reply in bad):
-        raise EffectDisproved(reason, outputs)
+        raise errors.EffectDisproved(reason, outputs)
     is_doubtful = not trusts_failures and any(reply.output.get("may_be_done") is True for reply in bad)
     if missing or is_doubtful or (bad and len(bad) < len(finals)):
-        raise OutcomeUnknown(reason, outputs)
+        raise errors.OutcomeUnknown(reason, outputs)
     if bad:
-        kind: type[ActionFailure] = TemporaryFailure
+        kind: type[errors.ActionFailure] = errors.TemporaryFailure
         if any(reply.status in _REFUSED for reply in bad):
-            kind = PermanentFailure
+            kind = errors.PermanentFailure
         raise kind(reason, outputs)
     return outputs
 
@@ -212,7 +207,7 @@ def check_undone(
     """Raise TemporaryFailure if something may be left to revert. The retry needs a new ID: receivers repeat replies."""
     for reply in replies:
         if reply.is_final and (reason := undo_doubt(reply.output, was_applied)) is not None:
-            raise TemporaryFailure(f"{_sender(receiver, reply)} {reason}", output)
+            raise errors.TemporaryFailure(f"{_sender(receiver, reply)} {reason}", output)
 
 
 def _outputs(replies: Sequence[envelope.Reply]) -> dict[str, Any]:

@@ -180,9 +180,7 @@ class HttpParams(BaseModel):
         if self.body is not None and self.json_ is not None:
             raise ValueError("give json or body, not both")
         names = {name.lower() for name in self.headers_from_env}
-        if self.bearer_from_env is not None and (self.basic_auth is not None or "authorization" in names):
-            raise ValueError("give one of bearer_from_env, basic_auth and a header Authorization")
-        if self.basic_auth is not None and "authorization" in names:
+        if sum([self.bearer_from_env is not None, self.basic_auth is not None, "authorization" in names]) > 1:
             raise ValueError("give one of bearer_from_env, basic_auth and a header Authorization")
         if twice := names & {name.lower() for name in self.headers}:
             raise ValueError(f"header {min(twice)} is in headers and in headers_from_env")

@@ -210,8 +210,8 @@ class AgentLogs:
         cursor = {"cursor": answer.cursor} if answer.cursor is not None else {}
         until = min(now + self._patience, answer.ends_at or now + self._patience)
         target = Target(TargetKind.NODE, node=answer.node)
-        reason = "a person or program searches the logs of a job"
-        command = own_command(READ, target, {**query.to_wire(), **cursor}, reason, now, until)
+        about = "a person or program searches the logs of a job"
+        command = own_command(READ, target, {**query.to_wire(), **cursor}, about, now, until)
         try:
             reply = next(iter(await final_replies(self._bus, command)), None)
         except asyncio.CancelledError:

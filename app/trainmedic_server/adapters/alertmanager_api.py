@@ -12,15 +12,10 @@ from typing import Any
 from urllib.parse import quote
 
 from trainmedic.wire.envelope import write_time
+from trainmedic_server import errors
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import Endpoint
 from trainmedic_server.domain.alert import Alert, Identity
-from trainmedic_server.errors import (
-    ActionFailure,
-    OutcomeUnknown,
-    PermanentFailure,
-    TemporaryFailure,
-)
 from trainmedic_server.ports.outside import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
@@ -59,7 +54,7 @@ class AlertmanagerApi:
         if any(began <= identity.starts_at + _PRECISION for began in beginnings):
             return True
         if not beginnings and not self._is_settled:
-            raise TemporaryFailure(
+            raise errors.TemporaryFailure(
                 "the Alertmanager has just started, and may not have received the firing alerts again"
             )
         return False
@@ -72,11 +67,11 @@ class AlertmanagerApi:
                 try:
                     self._firing = await self._ask_for_firing()
                     self._is_settled = await self._ask_whether_settled()
-                except TemporaryFailure as error:
+                except errors.TemporaryFailure as error:
                     self._no_list_because = str(error)
                 self._answered_at = asyncio.get_running_loop().time()
             if self._no_list_because is not None:
-                raise TemporaryFailure(self._no_list_because)
+                raise errors.TemporaryFailure(self._no_list_because)
             return self._firing
 
     async def _ask_for_firing(self) -> Mapping[str, list[datetime]]:
@@ -127,7 +122,7 @@ class AlertmanagerApi:
         try:
             return str(json.loads(reply.body)["silenceID"])
         except UNREADABLE as error:
-            raise OutcomeUnknown("the Alertmanager did not report the created silence") from error
+            raise errors.OutcomeUnknown("the Alertmanager did not report the created silence") from error
 
     async def find_silence(self, comment: str) -> str | None:
         silences = _listed(await self._call("GET", "/silences"))
@@ -136,7 +131,7 @@ class AlertmanagerApi:
                 if silence["comment"] == comment and silence["status"]["state"] != "expired":
                     return str(silence["id"])
         except UNREADABLE as error:
-            raise TemporaryFailure("the Alertmanager's list of silences cannot be read") from error
+            raise errors.TemporaryFailure("the Alertmanager's list of silences cannot be read") from error
         return None
 
     async def expire_silence(self, silence_id: str) -> None:
@@ -173,9 +168,9 @@ def _listed(reply: HttpReply) -> list[dict[str, Any]]:
     try:
         listed = json.loads(reply.body)
     except UNREADABLE as error:
-        raise TemporaryFailure("the Alertmanager's answer is not JSON") from error
+        raise errors.TemporaryFailure("the Alertmanager's answer is not JSON") from error
     if not isinstance(listed, list):
-        raise TemporaryFailure("the Alertmanager's answer is not a list")
+        raise errors.TemporaryFailure("the Alertmanager's answer is not a list")
     return listed
 
 
@@ -184,15 +179,15 @@ def _reading(subject: str) -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
-        raise TemporaryFailure(f"the Alertmanager's {subject} cannot be read") from error
-    except ActionFailure as error:
-        raise TemporaryFailure(str(error)) from error
+        raise errors.TemporaryFailure(f"the Alertmanager's {subject} cannot be read") from error
+    except errors.ActionFailure as error:
+        raise errors.TemporaryFailure(str(error)) from error
 
 
 def _require_success(reply: HttpReply, failure: str) -> None:
     if 200 <= reply.status < 300:
         return
-    kind = TemporaryFailure if reply.status >= 500 or reply.status == 429 else PermanentFailure
+    kind = errors.TemporaryFailure if reply.status >= 500 or reply.status == 429 else errors.PermanentFailure
     raise kind(f"{failure}: status {reply.status}: {reply.body.strip()[:200]}")
 
 
