@@ -132,10 +132,10 @@ class KubernetesCluster:
             if response is not None:
                 response.response.close()
 
-    async def patch(self, ref: Ref, change: Mapping[str, Any]) -> Object:
+    async def patch(self, ref: Ref, change: Mapping[str, Any], subresource: str = "") -> Object:
         return await self._call(
             "PATCH",
-            path_of(ref),
+            path_of(ref, subresource),
             {"fieldManager": FIELD_MANAGER},
             change,
             content_type="application/merge-patch+json",

@@ -57,7 +57,7 @@ class Cluster(Protocol):
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> Sequence[Object]: ...
 
-    async def patch(self, ref: Ref, change: Mapping[str, Any]) -> Object:
+    async def patch(self, ref: Ref, change: Mapping[str, Any], subresource: str = "") -> Object:
         """Apply a JSON merge patch (RFC 7386) and return the changed object.
 
         Raises ObjectChanged if `change` has ``metadata.resourceVersion`` and the object another version.

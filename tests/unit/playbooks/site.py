@@ -212,7 +212,7 @@ class SiteCluster:
         now = self._site.clock.now()
         return [pod for name, pod in self._pods.items() if self._ended_at.get(name, now) >= now]
 
-    async def patch(self, ref: Ref, change: Mapping[str, Any]) -> Object:
+    async def patch(self, ref: Ref, change: Mapping[str, Any], subresource: str = "") -> Object:
         if "k8s.cordon" in self._site.faults and change.get("spec", {}).get("unschedulable"):
             raise errors.ClusterRefused("the test wants it so", may_pass=False)
         was = self.is_cordoned
