@@ -83,6 +83,14 @@ def unreadable_file(setting: str, path: str | Path, error: Exception) -> str:
     return f"{setting}: cannot read {path}: {reason}; name a text file that user {os.geteuid()} can read"
 
 
+def read_text(setting: str, path: Path) -> str:
+    """Return the text of the file that `setting` names. Raises ConfigurationError."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(unreadable_file(setting, path, error)) from error
+
+
 def _read_file(variable: str, file: str) -> str:
     try:
         text = expanded(file).read_text(encoding="utf-8").strip(" \t\r\n\f\v")

@@ -35,6 +35,13 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def some(parts: Sequence[str], most: int, separator: str = "; ") -> str:
+    """Join the first `most`, and count the others."""
+    left = len(parts) - most
+    more = f"{separator if separator == '; ' else ' '}and {left} more" if left > 0 else ""
+    return separator.join(parts[:most]) + more
+
+
 def how_often(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 

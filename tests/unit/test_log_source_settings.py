@@ -40,7 +40,6 @@ async def test_the_beginning_of_a_url_names_the_store(url: str, kind: type) -> N
         ("elastic+http://x", "'elastic' is no store"),
         ("loki+http://x?tenat=a", "tenat is not known"),
         ("victorialogs+http://x?tenant=team", "number of an account"),
-        ("loki+ftp://x", "is invalid"),
     ],
 )
 def test_a_url_that_is_none_is_refused(url: str, reason: str) -> None:

@@ -125,7 +125,11 @@ def test_a_wrong_secret_is_never_shown(environ: dict[str, str]) -> None:
     assert next(iter(environ)) in str(caught.value)
 
 
-NOWHERE = [("http://", "must name a host"), ("http://127.0.0.1:99999", "must have a port from 1 to 65535")]
+NOWHERE = [
+    ("ftp://x", "begins with"),
+    ("http://", "must name a host"),
+    ("http://127.0.0.1:99999", "must have a port from 1 to 65535"),
+]
 
 
 @pytest.mark.parametrize(("url", "why"), NOWHERE)

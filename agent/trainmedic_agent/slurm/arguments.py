@@ -84,6 +84,8 @@ def _reboot(params: Params) -> Arguments:
 def _reserve(params: Params) -> Arguments:
     name = _matching("reservation", params.get("reservation"), _RESERVATION)
     if params.get("is_end") is True:
+        if params.keys() > {"reservation", "is_end"}:  # `named_nodes` passes on a node that is not checked here
+            raise CommandRejected("the end of a reservation takes only its name")
         return "scontrol", "delete", f"reservationname={name}"
     node = node_name(params.get("node"))
     users = _names("users", params.get("users"), _USER)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from trainmedic_core.expressions.evaluation import is_template
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.errors import NoLongerWanted, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Clearance, Inverse, Services
@@ -17,6 +18,10 @@ class ActionParams(BaseModel):
     """Unknown names are rejected when the playbook is loaded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class NoParams(ActionParams):
+    """No parameters."""
 
 
 class BasicAction:
@@ -56,6 +61,13 @@ class BasicAction:
     @classmethod
     def touches(cls, params: BaseModel, target: Target) -> Collection[str]:
         return ()
+
+
+def refuse_templates(raw: Mapping[str, Any], *names: str) -> None:
+    """Raise ValueError if one of these parameters is not written out, so that an alert could choose it."""
+    for name in names:
+        if is_template(str(raw.get(name, ""))):
+            raise ValueError(f"{name} cannot be a template")
 
 
 STOPPED = "stopped, because the run was cancelled"

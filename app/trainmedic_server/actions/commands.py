@@ -11,18 +11,12 @@ from msgspec.structs import replace
 from pydantic import BaseModel
 
 from trainmedic.wire import envelope, undoing
+from trainmedic_core import words
 from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import Target
-from trainmedic_server.actions.base import ActionParams, BasicAction, check_wanted, clearance_of
+from trainmedic_server import errors
+from trainmedic_server.actions.base import BasicAction, NoParams, check_wanted, clearance_of
 from trainmedic_server.domain.topology import SLURM, slurm_job_id
-from trainmedic_server.errors import (
-    ActionFailure,
-    BusUnavailable,
-    EffectDisproved,
-    OutcomeUnknown,
-    PermanentFailure,
-    TemporaryFailure,
-)
 from trainmedic_server.ports.actions import Call, Clearance, Services
 from trainmedic_server.ports.outside import Presence
 
@@ -32,10 +26,6 @@ _LOOK_AGAIN_AFTER = timedelta(seconds=2)
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
 COMPARED = "verified"
 """Output member of receivers that checked the effect. In a reply ``failed``, the effect was wrong."""
-
-
-class NoParams(ActionParams):
-    """No parameters."""
 
 
 class CommandAction(BasicAction):
@@ -57,6 +47,7 @@ class CommandAction(BasicAction):
         super().__init__(services)
         self._bus = services.bus
         self._clock = services.clock
+        self._sent: dict[str, list[str]] = {}  # IDs of several commands that are one attempt, by the attempt's ID
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         call = replace(call, target=await self.target_for_commands(call))
@@ -73,9 +64,9 @@ class CommandAction(BasicAction):
             try:
                 presence = await self._presence(call.target)
                 missing = self._missing_replies(call, replies, presence)
-            except BusUnavailable:
+            except errors.BusUnavailable:
                 missing = missing or "it is unknown whether every rank answered"
-                raise OutcomeUnknown(f"{missing}, and Redis is unavailable", _outputs(replies)) from None
+                raise errors.OutcomeUnknown(f"{missing}, and Redis is unavailable", _outputs(replies)) from None
         receiver = _receiver(call.target)
         # An undo is tried again by a new command: receivers repeat replies.
         output = judge(receiver, replies, missing, trusts_failures=call.undo_of is not None or not self.harmful)
@@ -96,24 +87,27 @@ class CommandAction(BasicAction):
                 jobs = sorted(
                     each.name for each in await self._bus.jobs() if f"{SLURM}{slurm_job_id(each.details)}" == target.job
                 )
-            except BusUnavailable as error:
-                raise TemporaryFailure("it is unknown while Redis is unavailable which jobs are connected") from error
+            except errors.BusUnavailable as error:
+                raise errors.TemporaryFailure(
+                    "it is unknown while Redis is unavailable which jobs are connected"
+                ) from error
             if len(jobs) > 1:
-                raise PermanentFailure(
+                raise errors.PermanentFailure(
                     f"several connected jobs run in {target.job}: {', '.join(jobs)}; name one of them"
                 )
             if jobs and clearance == "go_on":
                 return replace(target, job=jobs[0])
             why = "the server is paused" if jobs else f"no connected job reports that it is {target.job}"
             if self._clock.now() + _LOOK_AGAIN_AFTER >= call.deadline:
-                raise TemporaryFailure(why)
+                raise errors.TemporaryFailure(why)
             await self._clock.sleep_until(self._clock.now() + _LOOK_AGAIN_AFTER)
             clearance = await clearance_of(call)
             check_wanted(clearance, why)
         return target
 
     def outcome_saved(self, command_id: str) -> None:
-        self._bus.acknowledge(command_id)
+        for sent_id in self._sent.pop(command_id, [command_id]):
+            self._bus.acknowledge(sent_id)
 
     def wire_action(self, call: Call) -> str:
         return self.name
@@ -124,7 +118,7 @@ class CommandAction(BasicAction):
     def _command(self, call: Call) -> envelope.Command:
         target = call.target
         if target.job is None and target.node is None:
-            raise PermanentFailure(f"{self.name} works on a job or a node, not on {target.key}")
+            raise errors.PermanentFailure(f"{self.name} works on a job or a node, not on {target.key}")
         parts = {"kind": str(target.kind), **target.parts}
         return envelope.Command(
             id=call.command_id,
@@ -148,7 +142,7 @@ class CommandAction(BasicAction):
         """Return a similarly named connected job if the target was not connected lately, else ""."""
         try:
             known = [] if target.job is None else [presence.name for presence in await self._bus.jobs()]
-        except BusUnavailable:
+        except errors.BusUnavailable:
             return ""
         return "" if target.job is None or self.services.may_connect(target.job) else did_you_mean(target.job, known)
 
@@ -163,23 +157,19 @@ class CommandAction(BasicAction):
             return f"only {len(finals)} of {max(counts)} ranks of {_receiver(call.target)} answered in time"
         if not replies and (presence is None or (presence.doubt is not None and not presence.details)):
             return _why_not_connected(call.target, presence)
-        expected = _ranks(presence)
+        expected = stated_ranks(presence)
         silent = sorted(expected - finals)
         if not silent and finals and (expected or self._clock.now() < call.deadline + WAITED_OUT):
             return ""
         begun = {reply.rank for reply in replies} - finals
         missing = f"{_receiver(call.target)} did not answer in time"
         if silent and call.target.job is not None:
-            missing = f"{_listed_ranks(silent)} of {missing}"
+            missing = f"{listed_ranks(silent)} of {missing}"
         elif finals:
             missing = f"not every rank of {_receiver(call.target)} answered in time"
         if begun:
             missing += f", but {'has' if len(begun) == 1 else 'have'} accepted the command"
         return missing if presence is not None else f"{missing}; {_why_not_connected(call.target)}"
-
-
-async def stop_waiting() -> bool:
-    return True
 
 
 def judge(
@@ -197,16 +187,16 @@ def judge(
         reason += f"; and {len(bad) - 4} more ranks"
     applied = [reply.rank for reply in finals if reply.status == envelope.APPLIED and reply.rank is not None]
     if applied and bad:
-        reason = f"{_listed_ranks(applied)} applied it, but {reason}"
+        reason = f"{listed_ranks(applied)} applied it, but {reason}"
     if not missing and any(reply.status == envelope.FAILED and COMPARED in reply.output for reply in bad):
-        raise EffectDisproved(reason, outputs)
+        raise errors.EffectDisproved(reason, outputs)
     is_doubtful = not trusts_failures and any(reply.output.get("may_be_done") is True for reply in bad)
     if missing or is_doubtful or (bad and len(bad) < len(finals)):
-        raise OutcomeUnknown(reason, outputs)
+        raise errors.OutcomeUnknown(reason, outputs)
     if bad:
-        kind: type[ActionFailure] = TemporaryFailure
+        kind: type[errors.ActionFailure] = errors.TemporaryFailure
         if any(reply.status in _REFUSED for reply in bad):
-            kind = PermanentFailure
+            kind = errors.PermanentFailure
         raise kind(reason, outputs)
     return outputs
 
@@ -217,7 +207,7 @@ def check_undone(
     """Raise TemporaryFailure if something may be left to revert. The retry needs a new ID: receivers repeat replies."""
     for reply in replies:
         if reply.is_final and (reason := undo_doubt(reply.output, was_applied)) is not None:
-            raise TemporaryFailure(f"{_sender(receiver, reply)} {reason}", output)
+            raise errors.TemporaryFailure(f"{_sender(receiver, reply)} {reason}", output)
 
 
 def _outputs(replies: Sequence[envelope.Reply]) -> dict[str, Any]:
@@ -252,7 +242,7 @@ def _sender(receiver: str, reply: envelope.Reply) -> str:
     return receiver if reply.rank is None else f"rank {reply.rank} of {receiver}"
 
 
-def _ranks(presence: Presence | None) -> set[int]:
+def stated_ranks(presence: Presence | None) -> set[int]:
     ranks = presence.details.get("ranks") if presence else None
     return {rank for rank in ranks if isinstance(rank, int)} if isinstance(ranks, list) else set()
 
@@ -270,10 +260,8 @@ def _why_not_connected(target: Target, presence: Presence | None = None) -> str:
     return f"no agent on node {target.node!r} is connected: start `{command}` there"
 
 
-def _listed_ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_MOST_SHOWN]))
-    more = f" and {len(ranks) - _MOST_SHOWN} more" if len(ranks) > _MOST_SHOWN else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
+def listed_ranks(ranks: Sequence[int | str], most: int = _MOST_SHOWN) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {words.some([*map(str, ranks)], most, ', ')}"
 
 
 def undo_doubt(output: Mapping[str, Any], was_applied: bool) -> str | None:

@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from trainmedic.wire.reading import read_json
-from trainmedic_server.actions.base import BasicAction, Irreversible
+from trainmedic_server.actions.base import BasicAction, Irreversible, refuse_templates
 from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Shape
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call
@@ -44,8 +44,8 @@ _REFERENCES = (  # parameters that name variables of the server
 )
 _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")  # RFC 9110, section 5.6.2
 _STATUSES = re.compile(r"^(?:([1-5])xx|([1-5]\d\d)(?:-([1-5]\d\d))?)$")
-_MAY_PASS = frozenset({408, 425, 429})  # client errors after which a repeat may succeed
-_GATEWAY_LOST_ANSWER = frozenset({502, 504})  # of a gateway: the effect is unknown (RFC 9110, 15.6.3 and 15.6.5)
+MAY_PASS = frozenset({408, 425, 429})  # client errors after which a repeat may succeed
+GATEWAY_LOST_ANSWER = frozenset({502, 504})  # of a gateway: the effect is unknown (RFC 9110, 15.6.3 and 15.6.5)
 
 
 def safe_url(text: str) -> str:
@@ -180,9 +180,7 @@ class HttpParams(BaseModel):
         if self.body is not None and self.json_ is not None:
             raise ValueError("give json or body, not both")
         names = {name.lower() for name in self.headers_from_env}
-        if self.bearer_from_env is not None and (self.basic_auth is not None or "authorization" in names):
-            raise ValueError("give one of bearer_from_env, basic_auth and a header Authorization")
-        if self.basic_auth is not None and "authorization" in names:
+        if sum([self.bearer_from_env is not None, self.basic_auth is not None, "authorization" in names]) > 1:
             raise ValueError("give one of bearer_from_env, basic_auth and a header Authorization")
         if twice := names & {name.lower() for name in self.headers}:
             raise ValueError(f"header {min(twice)} is in headers and in headers_from_env")
@@ -256,9 +254,7 @@ class HttpRequest(Irreversible, BasicAction):
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
         """Raise ValueError if an alert could change the destination of the call or of a secret."""
-        for name in ("method", *_REFERENCES):
-            if "{{" in str(raw.get(name, "")) or "{%" in str(raw.get(name, "")):
-                raise ValueError(f"{name} cannot be a template")
+        refuse_templates(raw, "method", *_REFERENCES)
         headers = raw.get("headers")
         for name in headers if isinstance(headers, dict) else ():
             _check_header_name(str(name))
@@ -308,9 +304,9 @@ def _output_of(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
     reason = (
         f"{params.method} {urlsplit(params.url).netloc} was answered {reply.status}, not {', '.join(params.expect)}"
     )
-    if reply.status in _GATEWAY_LOST_ANSWER and not params.may_repeat:
+    if reply.status in GATEWAY_LOST_ANSWER and not params.may_repeat:
         raise OutcomeUnknown(f"{reason}; the service behind it may have acted", output)
-    if reply.status >= 500 or reply.status in _MAY_PASS:
+    if reply.status >= 500 or reply.status in MAY_PASS:
         raise TemporaryFailure(reason, output)
     raise PermanentFailure(reason, output)
 

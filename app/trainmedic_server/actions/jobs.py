@@ -13,9 +13,10 @@ from pydantic.json_schema import SkipJsonSchema
 from trainmedic.wire import envelope
 from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
-from trainmedic_server.actions.base import ActionParams, Irreversible
-from trainmedic_server.actions.commands import CommandAction, stop_waiting
+from trainmedic_server.actions.base import ActionParams, Irreversible, refuse_templates
+from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
+from trainmedic_server.ports.outside import final_replies, own_command
 
 _UNSTATED_PAUSE = timedelta(minutes=3)  # lease of a pause whose job states none
 _LARGEST_SHOWN = 1e300  # an int of 309 digits has no float
@@ -211,21 +212,11 @@ class JobPause(_JobAction):
         return await asyncio.gather(*(self._extend(pause, until) for pause in effects))
 
     async def _extend(self, pause: LeasedEffect, until: datetime) -> Renewal:
-        job, now = pause.target.job or "", self._clock.now()
-        command = envelope.Command(
-            id=envelope.new_id(int(now.timestamp() * 1000)),
-            action=self.name,
-            target={"kind": str(TargetKind.JOB), "job": job},
-            params={**pause.params, "extends": pause.command_id},
-            run_id=pause.run_id,
-            playbook="",
-            reason="a question is open",
-            issued_at=now,
-            expires_at=until,
+        job, params = pause.target.job or "", {**pause.params, "extends": pause.command_id}
+        command = own_command(
+            self.name, pause.target, params, "a question is open", self._clock.now(), until, pause.run_id
         )
-        replies = await self._bus.request(command, stop_waiting)
-        self._bus.acknowledge(command.id)
-        finals = [reply for reply in replies if reply.is_final]
+        finals = await final_replies(self._bus, command)
         if not finals:
             return Renewal(pause, job, "unanswered", f"job {job} did not answer")
         refused = next((reply for reply in finals if reply.status != envelope.APPLIED), None)
@@ -285,9 +276,7 @@ class JobOwnCommand(Irreversible, _JobAction):
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
-        """Raise ValueError if an alert could choose the command."""
-        if "{{" in str(raw.get("name", "")) or "{%" in str(raw.get("name", "")):
-            raise ValueError("name cannot be a template")
+        refuse_templates(raw, "name")
 
 
 ACTIONS: tuple[type[Action], ...] = (

@@ -22,7 +22,7 @@ from trainmedic_server.actions.commands import CommandAction, check_undone, judg
 from trainmedic_server.domain.destinations import derived_id
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
-from trainmedic_server.ports.actions import Action, Call, Inverse, Services
+from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.outside import Presence
 
 # In a launcher's presence:
@@ -73,10 +73,6 @@ class _LauncherAction(CommandAction, ABC):
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
     nothing_done: ClassVar[str]
 
-    def __init__(self, services: Services) -> None:
-        super().__init__(services)
-        self._sent: dict[str, list[str]] = {}  # IDs of the launchers' commands, by the attempt's ID
-
     async def perform(self, call: Call) -> Mapping[str, Any]:
         node = cast(LauncherNodeParams, call.params).node or call.target.node
         if node is None:
@@ -103,10 +99,6 @@ class _LauncherAction(CommandAction, ABC):
         node = cast(LauncherNodeParams, call.params).node or call.target.node
         # A launcher of an older SDK would ignore this parameter, so send it only if it is set.
         return {"node": node, **({"for_load": True} if getattr(call.params, "for_load", False) else {})}
-
-    def outcome_saved(self, command_id: str) -> None:
-        for sent_id in self._sent.pop(command_id, [command_id]):
-            super().outcome_saved(sent_id)
 
     async def _command_launcher(self, call: Call, command: envelope.Command, launcher: Presence) -> Mapping[str, Any]:
         name = notice.launcher_name(launcher.name, str(launcher.details.get("node")))

@@ -11,15 +11,17 @@ from msgspec.structs import replace
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from trainmedic.wire import envelope
-from trainmedic_core.target import TargetKind
+from trainmedic_core import words
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions.agent_outputs import NODE_FACTS, NODE_HEALTH, POWER_LIMIT
 from trainmedic_server.actions.base import ActionParams, Irreversible
-from trainmedic_server.actions.commands import CommandAction, stop_waiting
+from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.actions.placement import PlacedAction, PlacedParams
 from trainmedic_server.domain.destinations import command_id_for
 from trainmedic_server.domain.value_types import Shape
 from trainmedic_server.errors import PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse, LeasedEffect, Renewal
+from trainmedic_server.ports.outside import final_replies, own_command
 
 LEASE = timedelta(minutes=5)
 """Lifetime of a power cap after its last renewal. It outlasts a restart of the server or Redis, but soon ends
@@ -48,10 +50,7 @@ class PowerLimitParams(PlacedParams):
     )
     restore: Literal[True] | None = Field(None, description="Back to the limit from before the cap.")
 
-    @field_validator("percent")
-    @classmethod
-    def _is_a_percentage(cls, percent: float | None, info: ValidationInfo) -> float | None:
-        return percentage(percent, info)
+    _is_a_percentage = field_validator("percent")(percentage)
 
     @model_validator(mode="after")
     def _says_one_limit(self) -> PowerLimitParams:
@@ -105,21 +104,10 @@ class GpuPowerLimit(PlacedAction):
         return [renewal for node_renewals in renewals for renewal in node_renewals]
 
     async def _renew_on(self, node: str, caps: Mapping[str, LeasedEffect], until: datetime) -> list[Renewal]:
-        now = self._clock.now()
-        command = envelope.Command(
-            id=envelope.new_id(int(now.timestamp() * 1000)),
-            action=RENEW,
-            target={"kind": str(TargetKind.NODE), "node": node},
-            params=_renewal_params(caps, self.lease),
-            run_id="",
-            playbook="",
-            reason="these power limits are still needed",
-            issued_at=now,
-            expires_at=until,
-        )
-        replies = await self._bus.request(command, stop_waiting)
-        self._bus.acknowledge(command.id)
-        reply = next((reply for reply in replies if reply.is_final), None)
+        target, params = Target(TargetKind.NODE, node=node), _renewal_params(caps, self.lease)
+        reason = "these power limits are still needed"
+        command = own_command(RENEW, target, params, reason, self._clock.now(), until)
+        reply = next(iter(await final_replies(self._bus, command)), None)
         if reply is None:
             return [Renewal(cap, node, "unanswered", f"the agent on {node} did not answer") for cap in caps.values()]
         if reply.status != envelope.APPLIED:
@@ -186,23 +174,23 @@ class CleanParams(ActionParams):
         "alerts will do.",
     )
 
-    @field_validator("until_free_percent")
-    @classmethod
-    def _is_a_percentage(cls, percent: float | None, info: ValidationInfo) -> float | None:
-        return percentage(percent, info)
+    _is_a_percentage = field_validator("until_free_percent")(percentage)
 
 
-class DiskClean(Irreversible, CommandAction):
-    name: ClassVar[str] = "disk.clean"
-    summary: ClassVar[str] = "Free disk space by the named rules of the agent's policy."
+class _DiskAction(Irreversible, CommandAction):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
-    Params: ClassVar[type[BaseModel]] = CleanParams
     waits_for_receiver: ClassVar[bool] = False
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         return with_known_filesystems(super().wire_params(call))
+
+
+class DiskClean(_DiskAction):
+    name: ClassVar[str] = "disk.clean"
+    summary: ClassVar[str] = "Free disk space by the named rules of the agent's policy."
+    Params: ClassVar[type[BaseModel]] = CleanParams
 
 
 def with_known_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -223,19 +211,12 @@ class PruneContainersParams(ActionParams):
     )
 
 
-class DiskPruneContainers(Irreversible, CommandAction):
+class DiskPruneContainers(_DiskAction):
     name: ClassVar[str] = "disk.prune_containers"
     summary: ClassVar[str] = (
         "Remove unused images, stopped containers and build cache of a node's container engine, by its agent's policy."
     )
-    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
-    default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
     Params: ClassVar[type[BaseModel]] = PruneContainersParams
-    waits_for_receiver: ClassVar[bool] = False
-    changes_disks_only: ClassVar[bool] = True
-
-    def wire_params(self, call: Call) -> Mapping[str, Any]:
-        return with_known_filesystems(super().wire_params(call))
 
 
 class NodeFacts(Irreversible, PlacedAction):
@@ -287,9 +268,8 @@ class NodeHealth(Irreversible, CommandAction):
             return output
         listed = output.get("faults")
         faults = [str(fault) for fault in listed] if isinstance(listed, list) else []
-        more = f"; and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
-        reason = "; ".join(faults[:_SHOWN_FAULTS]) or "the agent's answer has no verdict"
-        raise TemporaryFailure(f"node {call.target.node!r} is not healthy: {reason}{more}", output)
+        reason = words.some(faults, _SHOWN_FAULTS) or "the agent's answer has no verdict"
+        raise TemporaryFailure(f"node {call.target.node!r} is not healthy: {reason}", output)
 
 
 def _has_check(output: Mapping[str, Any], name: str) -> bool:

@@ -14,15 +14,15 @@ from msgspec.structs import replace
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from trainmedic_core import words
 from trainmedic_core.problems import did_you_mean
 from trainmedic_core.target import Target, TargetKind
-from trainmedic_server.actions import pods
 from trainmedic_server.actions.base import ActionParams
-from trainmedic_server.actions.commands import CommandAction
+from trainmedic_server.actions.commands import CommandAction, listed_ranks, stated_ranks
 from trainmedic_server.domain import contradictions
 from trainmedic_server.domain.destinations import DestinationOutcome, combine, command_id_for, merged_output
 from trainmedic_server.domain.node_names import KnownNodes, NodeNames
-from trainmedic_server.domain.topology import AgentTopology, ranks_in
+from trainmedic_server.domain.topology import AgentTopology, Gpu, Pod, ranks_in
 from trainmedic_server.errors import ActionFailure, BusUnavailable, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
@@ -30,6 +30,9 @@ from trainmedic_server.ports.outside import Presence
 Nodes = Mapping[str, tuple[str, ...]]  # GPUs by node; empty tuples if only nodes matter
 
 _SHOWN = 4
+_SEEING_HINT = (
+    "an agent sees the processes of pods where it shares the node's process namespace (agent.seePods of the chart)"
+)
 
 
 class PlacedParams(ActionParams):
@@ -37,9 +40,6 @@ class PlacedParams(ActionParams):
         SkipJsonSchema[Nodes | None],
         Field(description="Set by the server: the nodes of the job, and its GPUs there."),
     ] = None
-
-    def for_wire(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"nodes"})
 
 
 class PlacedAction(CommandAction):
@@ -61,7 +61,6 @@ class PlacedAction(CommandAction):
     def __init__(self, services: Services) -> None:
         super().__init__(services)
         self._cluster_topology = services.cluster_topology
-        self._sent: dict[str, list[str]] = {}  # IDs of the agents' commands, by the attempt's ID
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
@@ -96,8 +95,8 @@ class PlacedAction(CommandAction):
             known = KnownNodes(agents.names, cluster.names, NodeNames(), NodeNames(), NodeNames())
             job_pods = [replace(pod, node=known.name_of(pod.node)) for pod in job_pods]
             if not self.per_gpu:
-                return dict.fromkeys(pods.nodes_of(name, job_pods), ())
-            return pods.gpus_of(name, job_pods, agents)
+                return dict.fromkeys(nodes_of_pods(name, job_pods), ())
+            return gpus_of_pods(name, job_pods, agents)
         nodes = placement_of(job, presence, with_gpus=True)
         await asyncio.to_thread(_refuse_contradictions, name, jobs, agents)
         return nodes
@@ -117,13 +116,8 @@ class PlacedAction(CommandAction):
         outcomes = await asyncio.gather(*(self._perform_one(node_call) for node_call in node_calls))
         return combine(outcomes, merged_output(outcomes), is_undo=call.undo_of is not None)
 
-    def outcome_saved(self, command_id: str) -> None:
-        for sent_id in self._sent.pop(command_id, [command_id]):
-            super().outcome_saved(sent_id)
-
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        assert isinstance(call.params, PlacedParams)
-        return call.params.for_wire()
+        return call.params.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"nodes"})
 
     async def _perform_one(self, node_call: Call) -> DestinationOutcome:
         try:
@@ -148,14 +142,12 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
             f"job {job.job!r} does not report its nodes: its presence has no placement, which "
             "trainmedic.distributed.share announces"
         )
-    stated = presence.details.get("ranks")
-    ranks = {each for each in stated if isinstance(each, int)} if isinstance(stated, list) else set()
-    missing = sorted(ranks.difference(each.rank for each in placed if isinstance(each.rank, int)))
+    missing = sorted(stated_ranks(presence).difference(each.rank for each in placed if isinstance(each.rank, int)))
     if missing:
-        raise PermanentFailure(f"job {job.job!r} does not report the location of {_listed_ranks(missing)}")
+        raise PermanentFailure(f"job {job.job!r} does not report the location of {listed_ranks(missing, _SHOWN)}")
     if with_gpus and without_gpu:
         verb = "names" if len(without_gpu) == 1 else "name"
-        raise PermanentFailure(f"{_listed_ranks(without_gpu)} of job {job.job!r} {verb} no GPU")
+        raise PermanentFailure(f"{listed_ranks(without_gpu, _SHOWN)} of job {job.job!r} {verb} no GPU")
     return {node: tuple(sorted(nodes[node])) for node in sorted(nodes)}
 
 
@@ -164,10 +156,7 @@ def _refuse_contradictions(job: str, jobs: Sequence[Presence], agents: AgentTopo
     ranks = (rank for presence in jobs for rank in ranks_in(presence.name, presence.details))
     against = contradictions.of_jobs(ranks, agents).get(job, ())
     if against:
-        more = f"; and {len(against) - _SHOWN} more" if len(against) > _SHOWN else ""
-        raise TemporaryFailure(
-            f"the location that job {job!r} reports is contradicted: {'; '.join(against[:_SHOWN])}{more}"
-        )
+        raise TemporaryFailure(f"the location that job {job!r} reports is contradicted: {words.some(against, _SHOWN)}")
 
 
 def call_for(call: Call, destination: Target) -> Call:
@@ -181,7 +170,41 @@ def call_for(call: Call, destination: Target) -> Call:
     )
 
 
-def _listed_ranks(ranks: Sequence[Any]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:_SHOWN])
-    more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
+def nodes_of_pods(job: str, pods: Sequence[Pod]) -> list[str]:
+    """Return the nodes of pods that request GPUs, or of all if none does. Raises PermanentFailure if several namespaces
+    have jobs of that name.
+    """
+    return sorted({pod.node for pod in _training_pods(job, pods)})
+
+
+def gpus_of_pods(job: str, pods: Sequence[Pod], agents: AgentTopology) -> Mapping[str, tuple[str, ...]]:
+    """Return GPU UUIDs by node. Raises as `nodes_of_pods`, and TemporaryFailure unless agents see each pod on all GPUs
+    that it requests.
+    """
+    used_by_node: dict[str, set[str]] = {}
+    problems = []
+    for pod in _training_pods(job, pods):
+        gpus = agents.gpus_by_node.get(pod.node)
+        used = [gpu.uuid for gpu in gpus or () if pod.uid in gpu.pods]
+        if gpus is None:
+            problems.append(f"no agent is connected on {pod.node}, where its pod {pod} runs")
+        elif len(used) < pod.gpus:
+            problems.append(_describe_missing_gpus(pod, used, gpus))
+        used_by_node.setdefault(pod.node, set()).update(used)
+    if not problems and not any(used_by_node.values()):
+        problems.append(f"no agent sees a process of it on a GPU; {_SEEING_HINT}")
+    if problems:
+        raise TemporaryFailure(f"not all GPUs of job {job!r} are known: {words.some(problems, _SHOWN)}")
+    return {node: tuple(sorted(uuids)) for node, uuids in sorted(used_by_node.items()) if uuids}
+
+
+def _training_pods(job: str, pods: Sequence[Pod]) -> Sequence[Pod]:
+    namespaces = sorted({pod.namespace for pod in pods})
+    if len(namespaces) > 1:
+        raise PermanentFailure(f"there are jobs named {job!r} in several namespaces: {', '.join(namespaces)}")
+    return [pod for pod in pods if pod.gpus] or pods
+
+
+def _describe_missing_gpus(pod: Pod, used: Sequence[str], gpus: Sequence[Gpu]) -> str:
+    problem = f"its pod {pod} asks for {pod.gpus}, and the agent on {pod.node} sees it on {len(used) or 'none'}"
+    return problem if any(gpu.pods for gpu in gpus) else f"{problem}; {_SEEING_HINT}"

@@ -15,8 +15,15 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from trainmedic.wire.reading import read_json
 from trainmedic_core.target import TargetKind
-from trainmedic_server.actions.base import ActionParams, BasicAction, Irreversible, check_wanted, clearance_of
-from trainmedic_server.actions.http import BasicAuth, HttpRequest, SecretName, safe_url
+from trainmedic_server.actions.base import (
+    ActionParams,
+    BasicAction,
+    Irreversible,
+    check_wanted,
+    clearance_of,
+    refuse_templates,
+)
+from trainmedic_server.actions.http import GATEWAY_LOST_ANSWER, MAY_PASS, BasicAuth, HttpRequest, SecretName, safe_url
 from trainmedic_server.domain.value_types import TEXT, TEXT_LIST, Shape
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Services
@@ -30,8 +37,6 @@ _LOOK_EVERY = timedelta(seconds=2)
 _CALL_TIME = timedelta(seconds=20)
 _LAST_CALL_TIME = timedelta(seconds=5)  # for the last readings, which come after the deadline
 _LARGEST_DOCUMENT = 1024 * 1024  # bytes; systems with many links have over 64 KiB
-_MAY_PASS = frozenset({408, 425, 429})  # client errors after which a repeat may succeed
-_GATEWAY_LOST_ANSWER = frozenset({502, 504})  # the effect is unknown
 _MOST_PAGES = 16  # of a list
 _LONGEST_STATE = 100  # characters
 _RESET_TYPES = {_ON: "On", _OFF: "ForceOff"}  # by the state that they lead to
@@ -173,7 +178,7 @@ class _Bmc:
             reply = await self._ask("POST", self._target, {"ResetType": kind})
         except OutcomeUnknown:
             return
-        if reply.status in _GATEWAY_LOST_ANSWER:
+        if reply.status in GATEWAY_LOST_ANSWER:
             return
         self._check_status(reply, f"{kind} of {self._system}")
         self._accepted.append(kind)
@@ -217,7 +222,7 @@ class _Bmc:
         if 200 <= reply.status < 300:
             return
         reason = f"the BMC {self._base} answered {reply.status} to {what}{_message(reply.body)}"
-        if reply.status >= 500 or reply.status in _MAY_PASS:
+        if reply.status >= 500 or reply.status in MAY_PASS:
             raise TemporaryFailure(reason, self.output())
         raise PermanentFailure(reason, self.output())
 
@@ -258,8 +263,7 @@ class _BmcAction(Irreversible, BasicAction):
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
         """Raise ValueError if an alert could change where the password goes."""
-        if "{{" in str(raw.get("attribute", "")) or "{%" in str(raw.get("attribute", "")):
-            raise ValueError("attribute cannot be a template")
+        refuse_templates(raw, "attribute")
         HttpRequest.check_template(raw)
 
     def _address(self, call: Call) -> str:

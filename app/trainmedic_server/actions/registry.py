@@ -32,7 +32,6 @@ from trainmedic_server.actions import (
     slurm,
     slurm_drain,
     slurm_hold,
-    slurm_reboot,
     slurm_reserve,
     slurm_update,
 )
@@ -63,7 +62,6 @@ BUILT_IN: tuple[type[Action], ...] = (
     *slurm.ACTIONS,
     *slurm_drain.ACTIONS,
     *slurm_hold.ACTIONS,
-    *slurm_reboot.ACTIONS,
     *slurm_reserve.ACTIONS,
     *slurm_update.ACTIONS,
 )

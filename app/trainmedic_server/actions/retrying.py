@@ -10,16 +10,8 @@ from typing import ClassVar, TypeVar
 from msgspec import Struct
 
 from trainmedic.wire.backoff import Backoff
+from trainmedic_server import errors
 from trainmedic_server.actions.base import RESOLVED, STOPPED, BasicAction, clearance_of
-from trainmedic_server.errors import (
-    ActionFailure,
-    ClusterRefused,
-    ClusterUnavailable,
-    NoLongerWanted,
-    ObjectChanged,
-    OutcomeUnknown,
-    TemporaryFailure,
-)
 from trainmedic_server.ports.actions import Call, Services
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0  # seconds, unless the server asks for another wait
@@ -37,8 +29,8 @@ class PermissionGrace(Struct):
     """True if a refusal cannot pass, or has lasted `REFUSAL_GRACE` without another answer."""
     _refused_since: datetime | None = None
 
-    def record(self, error: ActionFailure, now: datetime) -> None:
-        if not isinstance(error, ClusterRefused):
+    def record(self, error: errors.ActionFailure, now: datetime) -> None:
+        if not isinstance(error, errors.ClusterRefused):
             self.is_over, self._refused_since = False, None
             return
         self._refused_since = self._refused_since or now
@@ -72,14 +64,14 @@ class RetryingAction(BasicAction):
         while True:
             try:
                 return await self._answered_in_time(call, attempt, makes_change)
-            except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
+            except (errors.ClusterUnavailable, errors.ObjectChanged, errors.ClusterRefused) as error:
                 permission_grace.record(error, self._clock.now())
                 if permission_grace.is_over:
                     if may_be_done:
-                        raise OutcomeUnknown(f"a change may have been made before this: {error}") from error
+                        raise errors.OutcomeUnknown(f"a change may have been made before this: {error}") from error
                     raise
                 may_be_done = may_be_done or getattr(error, "may_be_done", False)
-                failure = OutcomeUnknown if may_be_done else TemporaryFailure
+                failure = errors.OutcomeUnknown if may_be_done else errors.TemporaryFailure
                 wait = backoff.next()
                 wait = min(getattr(error, "retry_after", None) or 0.0, LONGEST_ASKED_FOR) or wait
                 clearance = await clearance_of(call)
@@ -88,7 +80,7 @@ class RetryingAction(BasicAction):
                 if clearance == "resolved" and makes_change:
                     raise _unwanted(error, may_be_done) from error
                 if wait >= (call.deadline - self._clock.now()).total_seconds():
-                    if isinstance(error, ClusterRefused) and not may_be_done:
+                    if isinstance(error, errors.ClusterRefused) and not may_be_done:
                         raise  # the cause: another attempt would be refused too
                     raise failure(f"not done in time: {error}", error.output) from error
                 if call.report_wait is not None and self._clock.now() >= report_at:
@@ -106,10 +98,10 @@ class RetryingAction(BasicAction):
         except TimeoutError as error:
             if not time.expired():
                 raise
-            raise ClusterUnavailable(f"{self.service} has not answered", may_be_done=makes_change) from error
+            raise errors.ClusterUnavailable(f"{self.service} has not answered", may_be_done=makes_change) from error
 
 
-def _unwanted(error: ActionFailure, may_be_done: bool) -> NoLongerWanted:
-    failure = NoLongerWanted(f"{RESOLVED}{', and it may have been made' if may_be_done else ''}; last: {error}")
+def _unwanted(error: errors.ActionFailure, may_be_done: bool) -> errors.NoLongerWanted:
+    failure = errors.NoLongerWanted(f"{RESOLVED}{', and it may have been made' if may_be_done else ''}; last: {error}")
     failure.is_begun = may_be_done
     return failure

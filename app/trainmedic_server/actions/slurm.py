@@ -14,20 +14,12 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 from pydantic import BaseModel, Field
 
 from trainmedic_core.target import TargetKind
-from trainmedic_server.actions.base import ActionParams, Irreversible
+from trainmedic_server import errors
+from trainmedic_server.actions.base import ActionParams, Irreversible, NoParams
 from trainmedic_server.actions.retrying import RetryingAction
-from trainmedic_server.actions.slurm_marks import BOOTING, PREFIX, is_out_for_reboot, marked, owners_of
+from trainmedic_server.actions.slurm_marks import BOOTING, PREFIX, is_out_for_reboot, marked, owners_of, reboot_mark
 from trainmedic_server.domain.topology import SLURM, slurm_job_id
 from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Shape
-from trainmedic_server.errors import (
-    BusUnavailable,
-    ClusterRefused,
-    ClusterUnavailable,
-    ObjectMissing,
-    OutcomeUnknown,
-    PermanentFailure,
-    TemporaryFailure,
-)
 from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.slurm import JobChange, Slurm, SlurmJob, SlurmNode
 
@@ -45,14 +37,14 @@ class SlurmAction(RetryingAction):
     @property
     def slurm(self) -> Slurm:
         if self.services.slurm is None:
-            raise PermanentFailure("Slurm is not configured: start the server with --slurm-url or --slurm-agent")
+            raise errors.PermanentFailure("Slurm is not configured: start the server with --slurm-url or --slurm-agent")
         return self.services.slurm
 
     async def read_back(self, reading: Awaitable[Record]) -> Record:
         try:
             return await reading
-        except (ClusterUnavailable, ClusterRefused) as error:
-            raise ClusterUnavailable(f"changed, but not read again: {error}", may_be_done=True) from error
+        except (errors.ClusterUnavailable, errors.ClusterRefused) as error:
+            raise errors.ClusterUnavailable(f"changed, but not read again: {error}", may_be_done=True) from error
 
 
 # --- nodes ------------------------------------------------------------------------------------------------
@@ -65,7 +57,7 @@ class NodeAction(SlurmAction):
 
     async def find(self, call: Call) -> SlurmNode:
         if call.target.node is None:
-            raise PermanentFailure(f"{self.name} needs a node; {call.target.key} has none")
+            raise errors.PermanentFailure(f"{self.name} needs a node; {call.target.key} has none")
         return await self.named(call.target.node)
 
     async def named(self, name: str) -> SlurmNode:
@@ -79,18 +71,20 @@ async def find_node(slurm: Slurm, name: str) -> SlurmNode:
     """
     try:
         return await slurm.node(name)
-    except ObjectMissing:
+    except errors.ObjectMissing:
         nodes = await slurm.nodes()
     if not nodes:  # An undo would take the node for deleted.
-        raise ClusterUnavailable("Slurm lists no nodes: check that the user of the token may see them")
+        raise errors.ClusterUnavailable("Slurm lists no nodes: check that the user of the token may see them")
     short = name.partition(".")[0]
     matching = [each for each in nodes if name in (each.hostname, each.address)]
     matching = matching or [each for each in nodes if short in (each.name, each.hostname.partition(".")[0])]
     if len(matching) == 1:
         return matching[0]
     if matching:
-        raise PermanentFailure(f"{name} may be any of the Slurm nodes {', '.join(each.name for each in matching)}")
-    raise ObjectMissing(f"Slurm has no node with the name, host name or address {name}")
+        raise errors.PermanentFailure(
+            f"{name} may be any of the Slurm nodes {', '.join(each.name for each in matching)}"
+        )
+    raise errors.ObjectMissing(f"Slurm has no node with the name, host name or address {name}")
 
 
 def node_state(node: SlurmNode, note: str = "") -> dict[str, Any]:
@@ -102,7 +96,7 @@ class SlurmResumeParams(ActionParams):
     restore: Literal[True] | None = Field(None, description="As an undo: end this run's own drain.")
 
 
-class SlurmResume(NodeAction):
+class SlurmResume(Irreversible, NodeAction):
     name: ClassVar[str] = "slurm.resume"
     summary: ClassVar[str] = (
         "End a drain of Trainmedic's, or return a node that slurm.reboot has rebooted. It fails if the node is drained "
@@ -127,7 +121,7 @@ class SlurmResume(NodeAction):
                 message = f"node {node.name} stays drained: its reason is {node.reason!r}"
                 if is_undo:
                     return node_state(node, message)
-                raise PermanentFailure(message, node_state(node))
+                raise errors.PermanentFailure(message, node_state(node))
             # A step of a playbook ends the drains of all runs.
             remaining = [each for each in owners if each != call.run_id] if is_undo else []
             try:
@@ -135,19 +129,19 @@ class SlurmResume(NodeAction):
                     await self.slurm.set_reason(node.name, marked(remaining, node.reason.partition(" ")[2]))
                 else:
                     await self.slurm.undrain(node.name)
-            except ClusterRefused:  # a request whose answer was lost may have come through
+            except errors.ClusterRefused:  # a request whose answer was lost may have come through
                 if (await self.slurm.node(node.name)).is_drained:
                     raise
             after = await self.slurm.node(node.name)
             if after.is_drained and call.run_id in owners_of(after.reason):
-                raise TemporaryFailure(f"Slurm did not end the drain of node {node.name}", node_state(after))
+                raise errors.TemporaryFailure(f"Slurm did not end the drain of node {node.name}", node_state(after))
             if remaining:
                 return node_state(after, "stays drained for other runs")
             return node_state(after)
 
         try:
             return await self.retry_until_deadline(call, attempt)
-        except ObjectMissing:
+        except errors.ObjectMissing:
             if not is_undo:
                 raise
             return {"node": call.target.node, "note": GONE}
@@ -156,16 +150,60 @@ class SlurmResume(NodeAction):
         """Return a rebooted node to service. Raises ClusterUnavailable until it has come back."""
         coming = sorted(node.states & {*BOOTING, "NOT_RESPONDING"})
         if coming:
-            raise ClusterUnavailable(f"node {node.name} has not come back from its reboot: {'+'.join(coming)}")
+            raise errors.ClusterUnavailable(f"node {node.name} has not come back from its reboot: {'+'.join(coming)}")
         await self.slurm.return_to_service(node.name)
         after = await self.slurm.node(node.name)
         if after.is_out_of_service:
-            raise TemporaryFailure(f"Slurm has not returned node {node.name} to service", node_state(after))
+            raise errors.TemporaryFailure(f"Slurm has not returned node {node.name} to service", node_state(after))
         return node_state(after)
 
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        return None
+
+class SlurmReboot(Irreversible, NodeAction):
+    """A resumed attempt finds its request by the command's mark in the node's reason."""
+
+    name: ClassVar[str] = "slurm.reboot"
+    asks_first: ClassVar[bool] = True
+    leaves_disks: ClassVar[bool] = False
+    summary: ClassVar[str] = (
+        "Let Slurm reboot the node as soon as no job runs on it. No new job starts, and the node stays down until "
+        "slurm.resume. Only through an agent."
+    )
+    Params: ClassVar[type[BaseModel]] = NoParams
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        mark = reboot_mark(call.command_id)
+
+        async def attempt() -> Mapping[str, Any]:
+            node = await self.find(call)
+            if mark in node.reason.split():
+                return node_state(node, _describe_progress(node.states))
+            owners = owners_of(node.reason) if node.is_out_of_service else ()
+            if node.is_out_of_service and not owners:
+                raise taken_by_another(node, "a reboot")
+            reason = marked(dict.fromkeys((*owners, call.run_id)), f"{mark} {call.reason}")
+            await self.slurm.reboot(node.name, reason)
+            after = await self.slurm.node(node.name)
+            if mark not in after.reason.split():
+                raise errors.TemporaryFailure(f"Slurm has not taken the reboot of node {node.name}", node_state(after))
+            return node_state(after, _describe_progress(after.states))
+
+        return await self.retry_until_deadline(call, attempt)
+
+
+def taken_by_another(node: SlurmNode, change: str) -> errors.TemporaryFailure:
+    return errors.TemporaryFailure(
+        f"node {node.name} was left as it is: it is {'+'.join(sorted(node.states))} with the reason {node.reason!r}, "
+        f"which {change} would replace",
+        node_state(node),
+    )
+
+
+def _describe_progress(states: frozenset[str]) -> str:
+    if "REBOOT_REQUESTED" in states:
+        return "Slurm reboots it as soon as no job runs on it"
+    if "REBOOT_ISSUED" in states:
+        return "Slurm has ordered its reboot"
+    return "Slurm has no reboot of it pending: it has rebooted, or failed to"
 
 
 # --- jobs -------------------------------------------------------------------------------------------------
@@ -199,7 +237,7 @@ class JobAction(SlurmAction):
         named = target.removeprefix(SLURM) if target.startswith(SLURM) else await self._reported_id(target)
         if named is not None and _JOB_ID.fullmatch(named):
             return named
-        raise PermanentFailure(
+        raise errors.PermanentFailure(
             f"the Slurm job is not known: give job_id, or a target such as job:{SLURM}4711 instead of {call.target.key}"
         )
 
@@ -207,7 +245,7 @@ class JobAction(SlurmAction):
         """Return the ID that the job's SDK reports, or reported before the job was gone."""
         try:
             present = await self.services.bus.jobs() if job else ()
-        except BusUnavailable:
+        except errors.BusUnavailable:
             present = ()
         ids = (slurm_job_id(each.details) for each in present if each.name == job)
         return next(ids, None) or self.services.slurm_id_of(job)
@@ -222,12 +260,14 @@ class JobAction(SlurmAction):
         async def tried() -> Mapping[str, Any]:
             try:
                 return await attempt()
-            except ObjectMissing:
+            except errors.ObjectMissing:
                 try:
                     await self.slurm.update(job_id, JobChange())
-                except ObjectMissing:
+                except errors.ObjectMissing:
                     return {"job_id": job_id, "note": GONE}
-                raise ClusterUnavailable(f"Slurm knows job {job_id}, but does not show it to the server") from None
+                raise errors.ClusterUnavailable(
+                    f"Slurm knows job {job_id}, but does not show it to the server"
+                ) from None
 
         return tried
 
@@ -235,7 +275,7 @@ class JobAction(SlurmAction):
         """Raises PermanentFailure if it has ended."""
         job = await self.slurm.job(job_id)
         if job.has_ended:
-            raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
+            raise errors.PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
         return job
 
 
@@ -293,11 +333,13 @@ class SlurmRequeue(Irreversible, JobAction):
             if begun is not None and job.restarts > int(begun[1]):
                 return await self._finish(job, params.at_once)
             if job.has_ended:
-                raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
+                raise errors.PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", job_state(job))
             if not job.may_requeue:
-                raise PermanentFailure(f"job {job_id} may not be requeued: submit it with --requeue", job_state(job))
+                raise errors.PermanentFailure(
+                    f"job {job_id} may not be requeued: submit it with --requeue", job_state(job)
+                )
             if job.restarts >= params.max_restarts:
-                raise PermanentFailure(
+                raise errors.PermanentFailure(
                     f"job {job_id} has been restarted {job.restarts} times, and max_restarts is {params.max_restarts}",
                     job_state(job),
                 )
@@ -313,20 +355,20 @@ class SlurmRequeue(Irreversible, JobAction):
             try:
                 await self.slurm.requeue(job_id, params.hold)
                 after = await self.slurm.job(job_id)
-            except ClusterRefused:  # such as "pending", if a request whose answer was lost has come through
+            except errors.ClusterRefused:  # such as "pending", if a request whose answer was lost has come through
                 after = await self.slurm.job(job_id)
                 # Slurm counts the restart when the job's processes have ended.
                 if after.restarts <= before and "COMPLETING" not in after.states:
                     raise
             if after.restarts <= before:
-                raise ClusterUnavailable(f"Slurm has not requeued job {job_id} yet", may_be_done=True)
+                raise errors.ClusterUnavailable(f"Slurm has not requeued job {job_id} yet", may_be_done=True)
             return await self._finish(after, params.at_once)
 
         return await self.retry_until_deadline(call, attempt)
 
     async def _finish(self, job: SlurmJob, at_once: bool) -> Mapping[str, Any]:
         if at_once and "COMPLETING" in job.states:  # Slurm sets the delay when the job's processes have ended.
-            raise ClusterUnavailable(f"the processes of job {job.job_id} have not ended yet", may_be_done=True)
+            raise errors.ClusterUnavailable(f"the processes of job {job.job_id} have not ended yet", may_be_done=True)
         for part in job.parts if at_once and "PENDING" in job.states else ():
             await self.slurm.end_delay(part)
         return job_state(job)
@@ -352,15 +394,15 @@ class SlurmSignal(Irreversible, JobAction):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params, job_id = cast(SlurmSignalParams, call.params), await self.job_id(call)
         if call.resumed:
-            raise OutcomeUnknown("the signal may have been sent, and a second one may do harm")
+            raise errors.OutcomeUnknown("the signal may have been sent, and a second one may do harm")
         job = await self.unended_job(job_id)
         if "RUNNING" not in job.states:
-            raise TemporaryFailure(f"job {job_id} is {_states(job)}", job_state(job))
+            raise errors.TemporaryFailure(f"job {job_id} is {_states(job)}", job_state(job))
         try:
             await self.slurm.signal(job_id, params.signal, params.batch)
-        except ClusterUnavailable as error:
+        except errors.ClusterUnavailable as error:
             if error.may_be_done:  # A failed attempt would be retried.
-                raise OutcomeUnknown(f"the signal may have been sent: {error}") from error
+                raise errors.OutcomeUnknown(f"the signal may have been sent: {error}") from error
             raise
         # The state before the signal: if another reading failed, the signal would be sent again.
         return job_state(job, "Slurm has taken the signal")
@@ -382,7 +424,7 @@ class SlurmCancel(Irreversible, JobAction):
             await self.slurm.cancel(job_id)
             job = await self.slurm.job(job_id)
             if not job.has_ended:
-                raise TemporaryFailure(f"job {job_id} is still {_states(job)}", job_state(job))
+                raise errors.TemporaryFailure(f"job {job_id} is still {_states(job)}", job_state(job))
             return job_state(job)
 
         return await self.retry_until_deadline(call, attempt)
@@ -390,6 +432,7 @@ class SlurmCancel(Irreversible, JobAction):
 
 ACTIONS: tuple[type[Action], ...] = (
     SlurmResume,
+    SlurmReboot,
     SlurmRequeue,
     SlurmSignal,
     SlurmCancel,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, Field
 
+from trainmedic_server.actions.base import Irreversible
 from trainmedic_server.actions.slurm import JobAction, SlurmJobParams, changed_job, job_state
 from trainmedic_server.actions.slurm_marks import PREFIX
 from trainmedic_server.actions.slurm_watched import SlurmEffect, WatchedAction
@@ -25,10 +26,6 @@ def _hold_mark(run_id: str) -> str:
     return f"[{PREFIX}hold {run_id}]"
 
 
-class SlurmHoldParams(SlurmJobParams):
-    pass
-
-
 class SlurmReleaseParams(SlurmJobParams):
     restore: Literal[True] | None = Field(None, description="As an undo: end this run's own hold.")
 
@@ -39,7 +36,7 @@ class SlurmHold(WatchedAction, JobAction):
         "Keep a Slurm job from starting. A running job continues, and waits after a requeue. Undo releases it, unless "
         "another has held it."
     )
-    Params: ClassVar[type[BaseModel]] = SlurmHoldParams
+    Params: ClassVar[type[BaseModel]] = SlurmJobParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
         job_id = await self.job_id(call)
@@ -66,7 +63,7 @@ class SlurmHold(WatchedAction, JobAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        job_id = changed_job(cast(SlurmHoldParams, params), output)
+        job_id = changed_job(cast(SlurmJobParams, params), output)
         return Inverse(SlurmReleaseJob.name, {"restore": True, **({"job_id": job_id} if job_id else {})})
 
     @classmethod
@@ -101,12 +98,12 @@ class SlurmHold(WatchedAction, JobAction):
 
 def _job_of(effect: LeasedEffect) -> str | None:
     """Return the ID of the held job."""
-    params = SlurmHoldParams.model_validate(effect.params, context=ON_RECORD)
+    params = SlurmJobParams.model_validate(effect.params, context=ON_RECORD)
     target = effect.target.job or ""
     return changed_job(params, effect.output) or (target.removeprefix(SLURM) if target.startswith(SLURM) else None)
 
 
-class SlurmReleaseJob(JobAction):
+class SlurmReleaseJob(Irreversible, JobAction):
     name: ClassVar[str] = "slurm.release"
     summary: ClassVar[str] = "Release a held Slurm job."
     Params: ClassVar[type[BaseModel]] = SlurmReleaseParams
@@ -133,10 +130,6 @@ class SlurmReleaseJob(JobAction):
             return job_state(await self.slurm.job(job_id), "stays held for other runs" if others else "")
 
         return await self.retry_until_deadline(call, self.unless_gone(job_id, attempt) if is_undo else attempt)
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        return None
 
 
 ACTIONS: tuple[type[Action], ...] = (SlurmHold, SlurmReleaseJob)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection
 
@@ -26,9 +27,9 @@ def marked(owners: Collection[str], text: str) -> str:
     return f"{PREFIX}{','.join(owners)} {' '.join(line.split())[:_REASON_LIMIT]}".rstrip("\"'")
 
 
-def reboot_mark(digest: str) -> str:
-    """Return the word for one command's reboot. `digest`: 8 hexadecimal digits of its ID's hash."""
-    return f"reboot-{digest}"
+def reboot_mark(command_id: str) -> str:
+    """Return the word for one command's reboot, which `_REBOOT` finds."""
+    return f"reboot-{hashlib.sha256(command_id.encode()).hexdigest()[:8]}"
 
 
 def is_out_for_reboot(node: SlurmNode) -> bool:

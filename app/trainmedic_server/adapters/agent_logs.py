@@ -7,7 +7,6 @@ up to `MOST_SEARCHED` agents that read logs are asked.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import heapq
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -17,14 +16,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic.wire import envelope
-from trainmedic_core.target import TargetKind
+from trainmedic_core import words
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.domain import log_pages
 from trainmedic_logs.domain.log_search import READ, WITHDRAW, FoundLine, LeftOut, LogQuery, left_out, left_out_notes
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.errors import LogsUnavailable, NotFound
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.logs import LogBatch
-from trainmedic_server.ports.outside import Clock, CommandBus
+from trainmedic_server.ports.outside import Clock, CommandBus, final_replies, own_command
 
 BATCH = 500  # lines
 PATIENCE = timedelta(seconds=15)  # For one page.
@@ -208,24 +208,16 @@ class AgentLogs:
 
     async def _page(self, query: LogQuery, answer: _NodeAnswer, now: datetime) -> dict[str, Any] | None:
         cursor = {"cursor": answer.cursor} if answer.cursor is not None else {}
-        command = envelope.Command(
-            id=envelope.new_id(int(now.timestamp() * 1000)),
-            action=READ,
-            target={"kind": str(TargetKind.NODE), "node": answer.node},
-            params={**query.to_wire(), **cursor},
-            run_id="",
-            playbook="",
-            reason="a person or program searches the logs of a job",
-            issued_at=now,
-            expires_at=min(now + self._patience, answer.ends_at or now + self._patience),
-        )
+        until = min(now + self._patience, answer.ends_at or now + self._patience)
+        target = Target(TargetKind.NODE, node=answer.node)
+        about = "a person or program searches the logs of a job"
+        command = own_command(READ, target, {**query.to_wire(), **cursor}, about, now, until)
         try:
-            replies = await self._bus.request(command, _stop_waiting)
+            reply = next(iter(await final_replies(self._bus, command)), None)
         except asyncio.CancelledError:
-            self._bus.tell(_withdrawal(command))
+            withdrawn = {"command": command.id}
+            self._bus.tell(own_command(WITHDRAW, target, withdrawn, "the caller of the search has left", now, until))
             raise
-        self._bus.acknowledge(command.id)
-        reply = next((reply for reply in replies if reply.is_final), None)
         if reply is None:
             answer.silence = "did not answer"
             return None
@@ -238,16 +230,6 @@ class AgentLogs:
         except UNREADABLE as error:
             answer.silence = f"its answer cannot be read: {error}"
             return None
-
-
-def _withdrawal(command: envelope.Command) -> envelope.Command:
-    return dataclasses.replace(
-        command,
-        id=envelope.new_id(int(command.issued_at.timestamp() * 1000)),
-        action=WITHDRAW,
-        params={"command": command.id},
-        reason="the caller of the search has left",
-    )
 
 
 def _checked(page: dict[str, Any]) -> dict[str, Any]:
@@ -279,25 +261,15 @@ def _note_changes(answers: Sequence[_NodeAnswer]) -> list[str]:
         answer.is_reported_silent = bool(answer.silence)
     notes = [_missing_lines(lost)] if lost else []
     if recovered:
-        notes.append(
-            f"lines of {_count(recovered)} are available again: {_named([answer.node for answer in recovered])}"
-        )
+        named = words.some([answer.node for answer in recovered], _MOST_NAMED)
+        notes.append(f"lines of {_count(recovered)} are available again: {named}")
     return notes
 
 
 def _missing_lines(silent: Sequence[_NodeAnswer]) -> str:
-    named = _named([f"{answer.node}: {answer.silence}" for answer in silent])
+    named = words.some([f"{answer.node}: {answer.silence}" for answer in silent], _MOST_NAMED)
     return f"lines of {_count(silent)} are missing: {named}"
 
 
 def _count(answers: Sequence[_NodeAnswer]) -> str:
-    return f"{len(answers)} {'node' if len(answers) == 1 else 'nodes'}"
-
-
-def _named(parts: Sequence[str]) -> str:
-    more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
-    return "; ".join(parts[:_MOST_NAMED]) + more
-
-
-async def _stop_waiting() -> bool:
-    return True  # Do not wait for an agent that is not connected.
+    return words.count(len(answers), "node")

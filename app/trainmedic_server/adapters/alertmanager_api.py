@@ -1,28 +1,21 @@
-"""Alertmanager's API (version 2). The URL's user and password are sent as Basic, the token file's content as Bearer."""
+"""Alertmanager's API (version 2)."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 from trainmedic.wire.envelope import write_time
+from trainmedic_server import errors
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
-from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
+from trainmedic_server.adapters.httpx_caller import Endpoint
 from trainmedic_server.domain.alert import Alert, Identity
-from trainmedic_server.errors import (
-    ActionFailure,
-    ConfigurationError,
-    OutcomeUnknown,
-    PermanentFailure,
-    TemporaryFailure,
-)
 from trainmedic_server.ports.outside import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
@@ -43,17 +36,11 @@ class AlertmanagerApi:
     def __init__(
         self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
     ) -> None:
-        """`settles_after`: see `SETTLES_AFTER`. Raises ConfigurationError."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("the Alertmanager's URL is invalid; write http://host:9093")
-        user, _, host = parts.netloc.rpartition("@")
-        self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
-        self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None
-        self._token_file = token_file
+        """`settles_after`: see `SETTLES_AFTER`."""
+        self._endpoint = Endpoint(url, token_file, "--alertmanager-token", BODY_LIMIT)
+        self.close = self._endpoint.close
         self._clock = clock
         self._settles_after = settles_after
-        self._http = HttpxCaller(body_limit=BODY_LIMIT)
         self._query_lock = asyncio.Lock()
         self._firing: Mapping[str, list[datetime]] = {}
         self._is_settled = False
@@ -67,7 +54,7 @@ class AlertmanagerApi:
         if any(began <= identity.starts_at + _PRECISION for began in beginnings):
             return True
         if not beginnings and not self._is_settled:
-            raise TemporaryFailure(
+            raise errors.TemporaryFailure(
                 "the Alertmanager has just started, and may not have received the firing alerts again"
             )
         return False
@@ -80,11 +67,11 @@ class AlertmanagerApi:
                 try:
                     self._firing = await self._ask_for_firing()
                     self._is_settled = await self._ask_whether_settled()
-                except TemporaryFailure as error:
+                except errors.TemporaryFailure as error:
                     self._no_list_because = str(error)
                 self._answered_at = asyncio.get_running_loop().time()
             if self._no_list_because is not None:
-                raise TemporaryFailure(self._no_list_because)
+                raise errors.TemporaryFailure(self._no_list_because)
             return self._firing
 
     async def _ask_for_firing(self) -> Mapping[str, list[datetime]]:
@@ -135,7 +122,7 @@ class AlertmanagerApi:
         try:
             return str(json.loads(reply.body)["silenceID"])
         except UNREADABLE as error:
-            raise OutcomeUnknown("the Alertmanager did not report the created silence") from error
+            raise errors.OutcomeUnknown("the Alertmanager did not report the created silence") from error
 
     async def find_silence(self, comment: str) -> str | None:
         silences = _listed(await self._call("GET", "/silences"))
@@ -144,7 +131,7 @@ class AlertmanagerApi:
                 if silence["comment"] == comment and silence["status"]["state"] != "expired":
                     return str(silence["id"])
         except UNREADABLE as error:
-            raise TemporaryFailure("the Alertmanager's list of silences cannot be read") from error
+            raise errors.TemporaryFailure("the Alertmanager's list of silences cannot be read") from error
         return None
 
     async def expire_silence(self, silence_id: str) -> None:
@@ -158,21 +145,12 @@ class AlertmanagerApi:
             return
         _require_success(reply, "the silence was not ended")
 
-    async def close(self) -> None:
-        await self._http.close()
-
     async def _call(self, method: str, path: str, document: Any = None) -> HttpReply:
-        headers = {}
-        if self._token_file is not None:
-            token = await read_secret(self._token_file, "--alertmanager-token")
-            headers["Authorization"] = f"Bearer {token}"
-        elif self._basic is not None:
-            headers["Authorization"] = f"Basic {self._basic}"
-        body = None
+        headers, body = await self._endpoint.authorization(), None
         if document is not None:
             body = json.dumps(document).encode()
             headers["Content-Type"] = "application/json"
-        return await self._http.call(method, f"{self._base}/api/v2{path}", headers, body, TIMEOUT)
+        return await self._endpoint.call(method, f"/api/v2{path}", headers, body, TIMEOUT)
 
 
 def _posted(alert: Alert, now: datetime) -> dict[str, Any]:
@@ -190,9 +168,9 @@ def _listed(reply: HttpReply) -> list[dict[str, Any]]:
     try:
         listed = json.loads(reply.body)
     except UNREADABLE as error:
-        raise TemporaryFailure("the Alertmanager's answer is not JSON") from error
+        raise errors.TemporaryFailure("the Alertmanager's answer is not JSON") from error
     if not isinstance(listed, list):
-        raise TemporaryFailure("the Alertmanager's answer is not a list")
+        raise errors.TemporaryFailure("the Alertmanager's answer is not a list")
     return listed
 
 
@@ -201,15 +179,15 @@ def _reading(subject: str) -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
-        raise TemporaryFailure(f"the Alertmanager's {subject} cannot be read") from error
-    except ActionFailure as error:
-        raise TemporaryFailure(str(error)) from error
+        raise errors.TemporaryFailure(f"the Alertmanager's {subject} cannot be read") from error
+    except errors.ActionFailure as error:
+        raise errors.TemporaryFailure(str(error)) from error
 
 
 def _require_success(reply: HttpReply, failure: str) -> None:
     if 200 <= reply.status < 300:
         return
-    kind = TemporaryFailure if reply.status >= 500 or reply.status == 429 else PermanentFailure
+    kind = errors.TemporaryFailure if reply.status >= 500 or reply.status == 429 else errors.PermanentFailure
     raise kind(f"{failure}: status {reply.status}: {reply.body.strip()[:200]}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainmedic_core import yaml_text
-from trainmedic_core.setting_sources import unreadable_file
+from trainmedic_core.setting_sources import read_text
 from trainmedic_server.domain import inventory
 from trainmedic_server.domain.topology import WrittenTopology
 from trainmedic_server.errors import ConfigurationError
@@ -15,11 +15,7 @@ _MOST_CHARACTERS, _MOST_VALUES = 64 << 20, 2_000_000  # Ten times 100,000 nodes 
 
 def load(path: Path) -> WrittenTopology:
     """Raises ConfigurationError with file and entry."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(unreadable_file("--inventory", path, error)) from error
-    documents, problems = yaml_text.read(text, str(path), _MOST_CHARACTERS, _MOST_VALUES)
+    documents, problems = yaml_text.read(read_text("--inventory", path), str(path), _MOST_CHARACTERS, _MOST_VALUES)
     if problems:
         raise ConfigurationError(f"inventory {problems[0]}")
     if not documents:

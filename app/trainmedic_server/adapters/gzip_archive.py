@@ -105,7 +105,7 @@ class GzipArchive:
 def _write(path: Path, content: Sequence[str]) -> None:
     part = path.parent / f"{uuid.uuid4().hex}.part"
     try:
-        with open(part, "xb", opener=_open_private) as file:
+        with open(part, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=_LEVEL, filename="") as written:
                 written.writelines(line.encode() + b"\n" for line in content)
             file.flush()
@@ -141,10 +141,6 @@ def _of_line(line: str) -> ArchivedRun:
 def _lines(path: Path) -> list[str]:
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
         return [line.removesuffix("\n") for line in file]
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _sync(directory: Path) -> None:

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import httpx
 from msgspec.structs import replace
@@ -170,6 +170,38 @@ class HttpxCaller:
         if not secret or not secret.isascii() or not secret.isprintable():
             raise PermanentFailure(f"the secret {name} is empty, or not one line of printable ASCII")
         return secret
+
+
+class Endpoint:
+    """A service that is called often. The URL's user and password are sent as Basic, the token file's content as
+    Bearer.
+    """
+
+    def __init__(self, url: str, token_file: Path | None, setting: str, body_limit: int = BODY_LIMIT) -> None:
+        """For errors, `setting` names the token file."""
+        parts = urlsplit(url)
+        user, _, host = parts.netloc.rpartition("@")
+        self._url = urlunsplit((parts.scheme, host, parts.path, parts.query, ""))
+        self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+        self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None
+        self._token_file = token_file
+        self._setting = setting
+        self._http = HttpxCaller(body_limit=body_limit)
+
+    async def authorization(self) -> dict[str, str]:
+        """Return the header. Raises TemporaryFailure if the token cannot be read."""
+        if self._token_file is not None:
+            return {"Authorization": f"Bearer {await read_secret(self._token_file, self._setting)}"}
+        return {"Authorization": f"Basic {self._basic}"} if self._basic is not None else {}
+
+    async def call(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, timeout: timedelta
+    ) -> HttpReply:
+        """Append `path` to the URL, in place of its query."""
+        return await self._http.call(method, f"{self._base}{path}" if path else self._url, headers, body, timeout)
+
+    async def close(self) -> None:
+        await self._http.close()
 
 
 def _new_client(trusted: ssl.SSLContext | None, socket: str | None) -> httpx.AsyncClient:

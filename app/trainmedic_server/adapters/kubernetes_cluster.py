@@ -18,17 +18,7 @@ import yaml
 from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
 
-from trainmedic_server import __version__, telemetry
-from trainmedic_server.errors import (
-    ActionFailure,
-    ClusterRefused,
-    ClusterUnavailable,
-    ConfigurationError,
-    EvictionBlocked,
-    ObjectChanged,
-    ObjectExists,
-    ObjectMissing,
-)
+from trainmedic_server import __version__, errors, telemetry
 from trainmedic_server.ports.cluster import Object, Ref, Resource
 from trainmedic_server.ports.fence import Fence, no_fence
 
@@ -50,24 +40,22 @@ class KubernetesCluster:
         self._event_namespace = event_namespace  # of Events about objects without a namespace
 
     @classmethod
-    async def opened(
-        cls, kubeconfig: Path | None = None, context: str | None = None, fence: Fence = no_fence
-    ) -> KubernetesCluster:
+    async def opened(cls, kubeconfig: Path | None = None, fence: Fence = no_fence) -> KubernetesCluster:
         """Connect by a kubeconfig file, else by the pod's service account. Raises ConfigurationError."""
         configuration = Configuration()
         if kubeconfig is not None and not await asyncio.to_thread(kubeconfig.is_file):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"--kubernetes: cannot read the kubeconfig {kubeconfig}: no such file; name a file, in-cluster or off"
             )
         try:
             if kubeconfig is not None:
-                await kube_config.load_kube_config(str(kubeconfig), context, configuration)
+                await kube_config.load_kube_config(str(kubeconfig), client_configuration=configuration)
             else:
                 kube_config.load_incluster_config(configuration)
         except (kube_config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
             where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's service account"
             reason = " ".join(str(error).split())[:300]
-            raise ConfigurationError(f"--kubernetes: cannot read {where}: {reason}") from error
+            raise errors.ConfigurationError(f"--kubernetes: cannot read {where}: {reason}") from error
         client = ApiClient(configuration)
         client.user_agent = f"trainmedic/{__version__}"
         return cls(client, fence=fence)
@@ -95,7 +83,9 @@ class KubernetesCluster:
                 page = await self._call("GET", path, {name: value for name, value in query.items() if value})
             except _Gone as error:
                 if not query["limit"]:
-                    raise ClusterUnavailable(f"the list of {resource.plural} expires at once: {error}") from error
+                    raise errors.ClusterUnavailable(
+                        f"the list of {resource.plural} expires at once: {error}"
+                    ) from error
                 query["continue"], objects = "", []
                 query["limit"] = ""  # in one piece, which cannot expire midway
                 continue
@@ -137,7 +127,7 @@ class KubernetesCluster:
                     raise _failure_of(int(change["object"].get("code") or 500), change["object"], path, {})
                 yield change["type"], change["object"]
         except (*_FAULTS, ValueError, KeyError, TypeError) as error:
-            raise ClusterUnavailable(f"the watch of {resource.plural} ended: {type(error).__name__}") from error
+            raise errors.ClusterUnavailable(f"the watch of {resource.plural} ended: {type(error).__name__}") from error
         finally:
             if response is not None:
                 response.response.close()
@@ -160,7 +150,7 @@ class KubernetesCluster:
     async def delete(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
         try:
             await self._call("DELETE", path_of(ref), None, _deletion(uid, grace), about=str(ref))
-        except ObjectMissing:
+        except errors.ObjectMissing:
             return
 
     async def evict(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
@@ -172,17 +162,17 @@ class KubernetesCluster:
         }
         try:
             await self._call("POST", path_of(ref, "eviction"), None, body, about=str(ref))
-        except ObjectMissing:
+        except errors.ObjectMissing:
             return
-        except ClusterUnavailable as error:
+        except errors.ClusterUnavailable as error:
             if _TWO_BUDGETS in str(error):  # a 500, which would look like a failing server
-                raise EvictionBlocked(str(error)) from error
+                raise errors.EvictionBlocked(str(error)) from error
             raise
 
     async def record(self, about: Object, reason: str, message: str, warning: bool = False) -> None:
         metadata = about["metadata"]
         namespace = metadata.get("namespace") or self._event_namespace
-        now = datetime.now(UTC)
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         event = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -198,13 +188,13 @@ class KubernetesCluster:
             "message": message[:1024],
             "type": "Warning" if warning else "Normal",
             "source": {"component": FIELD_MANAGER},
-            "firstTimestamp": now.isoformat(timespec="seconds").replace("+00:00", "Z"),
-            "lastTimestamp": now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "firstTimestamp": now,
+            "lastTimestamp": now,
             "count": 1,
         }
         try:
             await self._call("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", None, event)
-        except ActionFailure as error:
+        except errors.ActionFailure as error:
             log.warning("cannot record Kubernetes Event", reason=reason, error=str(error))
 
     async def check(self) -> None:
@@ -229,12 +219,12 @@ class KubernetesCluster:
             answer = json.loads(raw)
         except (*_FAULTS, ValueError) as error:
             reason = f"the Kubernetes API does not answer correctly: {_fault(error)}"
-            raise ClusterUnavailable(reason, may_be_done=changes) from error
+            raise errors.ClusterUnavailable(reason, may_be_done=changes) from error
         if not isinstance(answer, dict):
-            raise ClusterUnavailable("the Kubernetes API's answer is not an object", may_be_done=changes)
+            raise errors.ClusterUnavailable("the Kubernetes API's answer is not an object", may_be_done=changes)
         if not 200 <= response.status < 300:
             failure = _failure_of(response.status, answer, about or path, response.headers)
-            if isinstance(failure, ClusterUnavailable):
+            if isinstance(failure, errors.ClusterUnavailable):
                 failure.may_be_done = changes and response.status not in _NOTHING_DONE
             raise failure
         return answer
@@ -256,7 +246,7 @@ class KubernetesCluster:
             url = f"{sent[1]}?{urlencode(query)}" if query else sent[1]
             return await self._client.call_api(method, url, sent[2], sent[3], _request_timeout=timeout)
         except (ApiException, kube_config.ConfigException) as error:
-            raise ClusterUnavailable(f"cannot call the Kubernetes API: {type(error).__name__}") from error
+            raise errors.ClusterUnavailable(f"cannot call the Kubernetes API: {type(error).__name__}") from error
 
 
 def collection_of(resource: Resource, namespace: str | None) -> str:
@@ -266,15 +256,14 @@ def collection_of(resource: Resource, namespace: str | None) -> str:
 
 
 def path_of(ref: Ref, subresource: str = "") -> str:
-    return f"{collection_of(ref.resource, ref.namespace)}/{quote(ref.name, safe='')}" + (
-        f"/{subresource}" if subresource else ""
-    )
+    path = f"{collection_of(ref.resource, ref.namespace)}/{quote(ref.name, safe='')}"
+    return f"{path}/{subresource}" if subresource else path
 
 
 def _page(answer: Mapping[str, Any], resource: Resource) -> tuple[Sequence[Object], Mapping[str, Any]]:
     metadata, items = answer.get("metadata"), answer.get("items", "")
     if not isinstance(metadata, Mapping) or not isinstance(items, list | None):
-        raise ClusterUnavailable(f"the Kubernetes API's answer is no list of {resource.plural}")
+        raise errors.ClusterUnavailable(f"the Kubernetes API's answer is no list of {resource.plural}")
     return items or (), metadata
 
 
@@ -291,41 +280,41 @@ def _fault(error: Exception) -> str:
     return type(error).__name__
 
 
-class _Gone(ObjectChanged):
+class _Gone(errors.ObjectChanged):
     """A resourceVersion or a continuation is too old."""
 
 
-def _failure_of(status: int, answer: Mapping[str, Any], about: str, headers: Mapping[str, str]) -> ActionFailure:
+def _failure_of(status: int, answer: Mapping[str, Any], about: str, headers: Mapping[str, str]) -> errors.ActionFailure:
     message = str(answer.get("message") or answer.get("reason") or f"status {status}")[:500]
     reason = answer.get("reason")
     match status:
         case 404:
-            return ObjectMissing(f"{about} does not exist: {message}")
+            return errors.ObjectMissing(f"{about} does not exist: {message}")
         case 409 if reason == "AlreadyExists":
-            return ObjectExists(f"{about}: {message}")
+            return errors.ObjectExists(f"{about}: {message}")
         case 409:
-            return ObjectChanged(f"{about}: {message}")
+            return errors.ObjectChanged(f"{about}: {message}")
         case 410:
             return _Gone(message)
         case 429 if any(cause.get("reason") == "DisruptionBudget" for cause in _causes(answer)):
             # The causes name the budget and its needs; the message does not.
             named = [str(cause["message"]) for cause in _causes(answer) if cause.get("message")]
-            return EvictionBlocked("; ".join(named)[:500] or message)
+            return errors.EvictionBlocked("; ".join(named)[:500] or message)
         case 429:
-            return ClusterUnavailable(message, _seconds(headers))
+            return errors.ClusterUnavailable(message, _seconds(headers))
         case 401:
             # During a renewal the token may briefly be the old one. It is read again every minute.
-            return ClusterUnavailable(
+            return errors.ClusterUnavailable(
                 f"the Kubernetes API does not accept our credentials ({message}): they have expired, or the service "
                 "account or the kubeconfig's user is gone"
             )
         case 403 if any(cause.get("reason") == "NamespaceTerminating" for cause in _causes(answer)):
-            return ClusterUnavailable(f"{about}: {message}")  # The namespace is being deleted.
+            return errors.ClusterUnavailable(f"{about}: {message}")  # The namespace is being deleted.
         case 403:
-            return ClusterRefused(f"{about}: {message}{_RIGHTS if 'cannot' in message else ''}", may_pass=True)
+            return errors.ClusterRefused(f"{about}: {message}{_RIGHTS if 'cannot' in message else ''}", may_pass=True)
         case status if status >= 500 or status == 408:
-            return ClusterUnavailable(f"the Kubernetes API fails: {message}", _seconds(headers))
-    return ClusterRefused(f"{about}: {message}")
+            return errors.ClusterUnavailable(f"the Kubernetes API fails: {message}", _seconds(headers))
+    return errors.ClusterRefused(f"{about}: {message}")
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:

@@ -146,7 +146,7 @@ def not_ready(node: Object) -> NodeNotReady | None:
 
 def _pod_faults(status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
     reason, message = _text(status.get("reason")), _message(status.get("message"))
-    disruption = next((each for each in _conditions(status, "DisruptionTarget") if each.get("status") == "True"), {})
+    disruption = _condition(status, "DisruptionTarget", "True")
     at = _time(disruption.get("lastTransitionTime")) or _ended_at(status) or outline.placed_at
     kind = _kind_of_pod(status, reason, message)
     if kind is None and disruption:
@@ -176,7 +176,7 @@ def _kind_of_kubelet(reason: str, message: str) -> PodFaultKind | None:
 def _container_faults(pod: Object, status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
     training = _training_containers(pod.get("spec") or {})
     stopped_at = _deletion_requested_at(pod["metadata"])
-    unready = next((each for each in _conditions(status, "ContainersReady") if each.get("status") == "False"), {})
+    unready = _condition(status, "ContainersReady", "False")
     unready_at = _time(unready.get("lastTransitionTime"))
     for container in _mappings(status.get("containerStatuses")):
         name = _text(container.get("name"))
@@ -263,7 +263,7 @@ def _deletion_requested_at(metadata: Mapping[str, Any]) -> datetime | None:
 
 def _placed_at(pod: Object) -> datetime | None:
     status = pod.get("status") or {}
-    placed = next((each for each in _conditions(status, "PodScheduled") if each.get("status") == "True"), {})
+    placed = _condition(status, "PodScheduled", "True")
     return (
         _time(placed.get("lastTransitionTime"))
         or _time(status.get("startTime"))
@@ -284,8 +284,11 @@ def _states(status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
         yield _text(each.get("name")), state if isinstance(state, Mapping) else {}
 
 
-def _conditions(status: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
-    return [each for each in _mappings(status.get("conditions")) if each.get("type") == kind]
+def _condition(status: Mapping[str, Any], kind: str, value: str) -> Mapping[str, Any]:
+    """Return the condition with this value, empty if there is none."""
+    wanted = (kind, value)
+    listed = _mappings(status.get("conditions"))
+    return next((each for each in listed if (each.get("type"), each.get("status")) == wanted), {})
 
 
 # --- events ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainmedic_core import words
 from trainmedic_logs.domain.pod_fault import PENDING, NodeNotReady, PodFault, PodFaultKind, PodReading
 from trainmedic_server import telemetry
 from trainmedic_server.adapters import kubernetes_pod_status as pod_status
@@ -183,8 +184,7 @@ class KubernetesPods(JobPods):
             if each.unread:
                 by_reason.setdefault(each.unread, []).append(outline.name)
         for reason, names in by_reason.items():
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            yield f"the events of {shown}: {reason}"
+            yield f"the events of {words.some(names, 3, ', ')}: {reason}"
         if count > MOST_READ:
             yield f"the events of {count - MOST_READ} more pods: those of {MOST_READ} at most are read"
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import telemetry
+from trainmedic_server.adapters.kubernetes_pods import KubernetesPods
 from trainmedic_server.domain.node_names import NodeNames
 from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, Pod, names_of
 from trainmedic_server.errors import ActionFailure, ObjectChanged
@@ -42,20 +43,11 @@ class WatchedCluster(Protocol):
     def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]: ...
 
 
-class ObjectListener(Protocol):
-    answers: bool
-
-    def pods_listed(self, pods: Iterable[Object], job_of: Callable[[Object], str | None]) -> None: ...
-    def pod_changed(self, pod: Object, job: str | None, *, is_deleted: bool = False) -> None: ...
-    def nodes_listed(self, nodes: Iterable[Object]) -> None: ...
-    def node_changed(self, node: Object, *, is_deleted: bool = False) -> None: ...
-
-
 class KubernetesTopology:
     """Run `watch` in the background; other methods are safe in any thread."""
 
     def __init__(
-        self, cluster: WatchedCluster, clock: Clock, metrics: telemetry.Metrics, pods: ObjectListener | None = None
+        self, cluster: WatchedCluster, clock: Clock, metrics: telemetry.Metrics, pods: KubernetesPods | None = None
     ) -> None:
         self._cluster = cluster
         self._clock = clock

@@ -9,9 +9,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trainmedic_core import yaml_files
 from trainmedic_core.problems import FileProblem
@@ -122,11 +120,9 @@ def _outcome(tests: str, printed: bytes) -> PlayedTests:
     except ValueError:
         return PlayedTests(tests, unfinished="The tests ended without an outcome: they need too much memory or time.")
     played = tuple(
-        PlayedTest(each["name"], each["line"], each["seconds"], tuple(map(_problem, each["failures"])))
+        PlayedTest(
+            each["name"], each["line"], each["seconds"], tuple(FileProblem(**failure) for failure in each["failures"])
+        )
         for each in file["tests"]
     )
-    return PlayedTests(tests, played, tuple(map(_problem, file["problems"])))
-
-
-def _problem(written: Mapping[str, Any]) -> FileProblem:
-    return FileProblem(written["file"], written["line"], written["column"], written["message"])
+    return PlayedTests(tests, played, tuple(FileProblem(**problem) for problem in file["problems"]))

@@ -1,18 +1,17 @@
-"""Query API (version 1) of Prometheus. Authentication: see ``alertmanager_api``."""
+"""Query API (version 1) of Prometheus."""
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlencode
 
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
-from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
-from trainmedic_server.errors import ActionFailure, ConfigurationError, MetricsRefused, MetricsUnavailable
+from trainmedic_server.adapters.httpx_caller import Endpoint
+from trainmedic_server.errors import ActionFailure, MetricsRefused, MetricsUnavailable
 from trainmedic_server.ports.metric_history import MOST_POINTS, AlertRule, MetricsAndRules, MetricSeries
 from trainmedic_server.ports.outside import HttpReply
 
@@ -20,22 +19,16 @@ T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=10)
 BODY_LIMIT = 32 * 1024 * 1024  # 1.2 million points.
+_FORM = "application/x-www-form-urlencoded"
 _ABOUT_THE_QUERY = ("PromQL info:", "PromQL warning:")
 # Beginnings of warnings about the query (Prometheus 2.48 to 2.53 lists infos there). Others: stores did not answer.
 
 
 class PrometheusApi(MetricsAndRules):
     def __init__(self, url: str, token_file: Path | None = None, on_error: Callable[[], None] = lambda: None) -> None:
-        """Raises ConfigurationError."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("the URL of Prometheus is invalid; write http://host:9090")
-        user, _, host = parts.netloc.rpartition("@")
-        self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
-        self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None
-        self._token_file = token_file
+        self._endpoint = Endpoint(url, token_file, "--prometheus-token", BODY_LIMIT)
+        self.close = self._endpoint.close
         self._on_error = on_error
-        self._http = HttpxCaller(body_limit=BODY_LIMIT)
 
     async def read(self, query: str, begin: datetime, end: datetime, every: timedelta) -> Sequence[MetricSeries]:
         if (end - begin) / every >= MOST_POINTS:
@@ -56,11 +49,14 @@ class PrometheusApi(MetricsAndRules):
         }
         # A query may be longer than a URL.
         body = urlencode(fields).encode()
-        return _read(await self._call("POST", "/api/v1/query_range", body), _all_series)
+        return _read(
+            await self._call("POST", "/api/v1/query_range", body),
+            lambda data: [_series(entry) for entry in data["result"]],
+        )
 
     async def check(self) -> None:
         """Raise MetricsUnavailable if it does not answer a query."""
-        _read(await self._call("POST", "/api/v1/query", b"query=vector(1)"), _all_results)
+        _read(await self._call("POST", "/api/v1/query", b"query=vector(1)"), lambda data: list(data["result"]))
 
     async def rules_of(self, alertname: str) -> Sequence[AlertRule]:
         query = urlencode({"type": "alert", "rule_name[]": alertname, "exclude_alerts": "true"})
@@ -74,24 +70,13 @@ class PrometheusApi(MetricsAndRules):
 
     async def _call(self, method: str, path: str, body: bytes | None) -> HttpReply:
         try:
-            headers = await self._headers()
+            headers = {"Content-Type": _FORM, **await self._endpoint.authorization()}
         except ActionFailure as error:
             raise MetricsUnavailable(f"Prometheus was not asked: {error}") from error
         try:
-            return await self._http.call(method, f"{self._base}{path}", headers, body, TIMEOUT)
+            return await self._endpoint.call(method, path, headers, body, TIMEOUT)
         except ActionFailure as error:
             raise MetricsUnavailable(f"Prometheus does not answer: {error}") from error
-
-    async def close(self) -> None:
-        await self._http.close()
-
-    async def _headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        if self._token_file is not None:
-            headers["Authorization"] = f"Bearer {await read_secret(self._token_file, '--prometheus-token')}"
-        elif self._basic is not None:
-            headers["Authorization"] = f"Basic {self._basic}"
-        return headers
 
 
 def _read(reply: HttpReply, read: Callable[[Any], T]) -> T:
@@ -116,14 +101,6 @@ def _require_whole(answer: dict[str, Any]) -> None:
         raise MetricsUnavailable(f"Prometheus answers only in part: {warnings[0][:200]}{more}")
     if answer.get("isPartial"):  # a cluster of VictoriaMetrics
         raise MetricsUnavailable("Prometheus answers only in part: a part of its cluster did not answer")
-
-
-def _all_results(data: Any) -> list[Any]:
-    return list(data["result"])
-
-
-def _all_series(data: Any) -> list[MetricSeries]:
-    return [_series(entry) for entry in data["result"]]
 
 
 def _all_rules(data: Any) -> list[tuple[str, AlertRule]]:

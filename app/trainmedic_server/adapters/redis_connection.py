@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -14,6 +15,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
+from structlog.stdlib import BoundLogger
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic.wire.connection import (
@@ -33,6 +35,7 @@ log = telemetry.logger(__name__)
 
 FAULTS = (RedisError, OSError, asyncio.TimeoutError)
 _CLOSING_MESSAGE_SECONDS = 1.0
+_AGAIN_SECONDS = 1.0
 _CLOSED_TRANSPORT = "unable to perform operation on <"  # Beginning of uvloop's message.
 
 
@@ -186,6 +189,24 @@ class RedisOutage:
             self._logged.clear()
             self._backoff.reset()
             log.info("Redis has recovered", during=self._activity, redis=self._url)
+
+
+@contextlib.asynccontextmanager
+async def tried_again(
+    log: BoundLogger, outage: RedisOutage, metrics: telemetry.Metrics, loop: str, waits: str, failed: str, **about: str
+) -> AsyncIterator[None]:
+    """Report what fails within, and return when it may be tried again. `waits` and `failed` are for `log`."""
+    try:
+        yield
+    except FAULTS as error:
+        await asyncio.sleep(outage.begin(error))
+    except errors.StoreUnavailable as error:  # The store is unavailable, or the fence: another server is the leader.
+        log.warning(waits, **about, reason=str(error))
+        await asyncio.sleep(_AGAIN_SECONDS)
+    except Exception:  # A connection can fail in ways for which redis-py has no error.
+        metrics.loop_errors.labels(loop=loop).inc()
+        log.exception(failed, **about)
+        await asyncio.sleep(_AGAIN_SECONDS)
 
 
 def new_backoff() -> Backoff:

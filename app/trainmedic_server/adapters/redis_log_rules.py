@@ -15,8 +15,7 @@ from trainmedic.wire import findings as wire
 from trainmedic.wire.signing import Signer
 from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_server import telemetry
-from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, open_client
-from trainmedic_server.errors import StoreUnavailable
+from trainmedic_server.adapters.redis_connection import RedisOutage, open_client, tried_again
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import Clock
 
@@ -54,17 +53,11 @@ class RedisLogRules:
 
     async def run(self) -> None:
         while True:
-            wait = LOOK_SECONDS
-            try:
+            messages = "not publishing log rules: not the leader", "publishing log rules failed; trying again"
+            # Distributed rules stay valid.
+            async with tried_again(log, self._outage, self._metrics, "log rules", *messages):
                 await self.publish()
-            except FAULTS as error:
-                wait = self._outage.begin(error)
-            except StoreUnavailable as error:  # The fence: another server is the leader.
-                log.warning("not publishing log rules: not the leader", reason=str(error))
-            except Exception:  # Distributed rules stay valid.
-                self._metrics.loop_errors.labels(loop="log rules").inc()
-                log.exception("publishing log rules failed; trying again")
-            await asyncio.sleep(wait)
+                await asyncio.sleep(LOOK_SECONDS)
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -13,9 +13,8 @@ from redis.asyncio import Redis
 from trainmedic.wire import envelope
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import telemetry
-from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, new_backoff
+from trainmedic_server.adapters.redis_connection import RedisOutage, new_backoff, tried_again
 from trainmedic_server.adapters.redis_presence import presence_read_command
-from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.outside import Clock
 
@@ -26,7 +25,6 @@ STREAM_ENTRIES = 1000  # Approximate maximum. Receivers delete answered commands
 STREAM_SECONDS = 24 * 3600  # Lifetime of a stream after its last command's expiry.
 _COMMANDS_PER_PIPELINE = 256
 _ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
-_AGAIN_SECONDS = 1.0
 
 
 class QueuedCommand(Struct):
@@ -79,17 +77,9 @@ class CommandOutbox:
             await self._filled.wait()
             self._filled.clear()
             while self._commands or self._acks:
-                try:
+                messages = "keeping commands for now", "sending commands failed; trying again"
+                async with tried_again(log, self._outage, self._metrics, "commands", *messages):
                     await self.flush()
-                except FAULTS as error:
-                    await asyncio.sleep(self._outage.begin(error))
-                except StoreUnavailable as error:  # The fence: this server may not act.
-                    log.warning("keeping commands for now", reason=str(error))
-                    await asyncio.sleep(_AGAIN_SECONDS)
-                except Exception:  # A connection can fail in ways for which redis-py has no error.
-                    self._metrics.loop_errors.labels(loop="commands").inc()
-                    log.exception("sending commands failed; trying again")
-                    await asyncio.sleep(_AGAIN_SECONDS)
 
     async def flush(self) -> None:
         """Send one batch. If the pipeline fails as a whole, its content stays queued."""

@@ -10,9 +10,8 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from trainmedic_server import telemetry
-from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage
+from trainmedic_server.adapters.redis_connection import RedisOutage, tried_again
 from trainmedic_server.adapters.redis_outbox import GROUP
-from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.ports.fence import Fence
 
 BLOCK_SECONDS = 2.0  # Longest wait of a read for entries.
@@ -22,7 +21,6 @@ its blocking read ends.
 """
 RESET_IDS_SECONDS = 3.0
 _AHEAD_MS = 3600 * 1000  # A last ID that is further ahead of Redis's clock is reset.
-_AGAIN_SECONDS = 1.0
 
 Entry = tuple[bytes, dict[bytes, bytes] | None]
 """ID and fields, which are None if the entry was deleted in the meantime."""
@@ -63,17 +61,9 @@ class StreamReader:
 
     async def run(self) -> None:
         while True:
-            try:
+            messages = "leaving entries in Redis for now", "reading a stream failed; trying again"
+            async with tried_again(log, self._outage, self._metrics, self._loop, *messages, stream=self._stream):
                 await self._follow()
-            except FAULTS as error:
-                await asyncio.sleep(self._outage.begin(error))
-            except StoreUnavailable as error:  # The store is unavailable, or the fence: another server is the leader.
-                log.warning("leaving entries in Redis for now", stream=self._stream, reason=str(error))
-                await asyncio.sleep(_AGAIN_SECONDS)
-            except Exception:  # A connection can fail in ways for which redis-py has no error.
-                self._metrics.loop_errors.labels(self._loop).inc()
-                log.exception("reading a stream failed; trying again", stream=self._stream)
-                await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _follow(self) -> None:
         await self._make_group()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from trainmedic.wire.envelope import EnvelopeError, read_time
 from trainmedic_server import __version__, telemetry
@@ -19,7 +19,7 @@ from trainmedic_server.domain.event_kinds import Closed, UndoClosed, UndoDone
 from trainmedic_server.domain.links import run_link
 from trainmedic_server.domain.run import Attempt, Event, Run, Status, StepState, StepStatus, UndoStatus
 from trainmedic_server.errors import PermanentFailure
-from trainmedic_server.ports.store import RunRecord
+from trainmedic_server.ports.store import History, RunRecord
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_TEXT = 1_000
@@ -27,13 +27,10 @@ _MOST_EVENTS = 128  # Of a span, by default in OpenTelemetry.
 _SPAN_KIND_INTERNAL = 1
 _OK, _ERROR = 1, 2  # OTLP's status codes.
 _WENT_WRONG = frozenset({Status.FAILED})
+_AS_WISHED = ("applied", "running")  # Statuses of attempts.
 _STEP_WENT_WRONG = frozenset({StepStatus.FAILED, StepStatus.TIMED_OUT, StepStatus.UNKNOWN})
 
 log = telemetry.logger(__name__)
-
-
-class RunReader(Protocol):
-    async def record(self, run_id: str) -> RunRecord | None: ...
 
 
 class RunTraces:  # an `engine.event_dispatch.EventListener`
@@ -44,7 +41,7 @@ class RunTraces:  # an `engine.event_dispatch.EventListener`
     def __init__(
         self,
         endpoint: JsonEndpoint,
-        runs: RunReader,
+        runs: History,
         instance: str,
         external_url: str,
         on_left_out: Callable[[int], None],
@@ -110,8 +107,8 @@ def _spans_of_run(record: RunRecord, link: str) -> Iterator[dict[str, Any]]:
         "trainmedic.decision": run.decision,
         "trainmedic.started_by": run.started_by,
     }
-    span = _span(run, "", f"run {run.playbook}", run.created_at, run.ended_at, attributes)
-    span["status"] = _status(run.status in _WENT_WRONG, run.message)
+    status = _status(run.status in _WENT_WRONG, run.message)
+    span = _span(run, "", f"run {run.playbook}", run.created_at, run.ended_at, status, attributes)
     span["events"] = [
         {"timeUnixNano": _nanoseconds(event.at), "name": event.kind, "attributes": _attributes(_attributes_of(event))}
         for event in record.events[:_MOST_EVENTS]
@@ -134,9 +131,8 @@ def _spans_of_step(run: Run, step: StepState) -> Iterator[dict[str, Any]]:
         "trainmedic.status": step.status,
         "trainmedic.attempts": len(step.attempts),
     }
-    span = _span(run, path, f"step {step.id}", step.started_at, ended_at, attributes, parent="")
-    span["status"] = _status(step.status in _STEP_WENT_WRONG, step.error)
-    yield span
+    status = _status(step.status in _STEP_WENT_WRONG, step.error)
+    yield _span(run, path, f"step {step.id}", step.started_at, ended_at, status, attributes, parent="")
     for attempt in step.attempts:
         is_last = attempt is step.attempts[-1]
         answers = step.output.get("by_rank") if is_last else None
@@ -154,18 +150,16 @@ def _spans_of_attempt(
         "trainmedic.command.id": attempt.command_id,
         "trainmedic.status": attempt.status,
     }
-    span = _span(run, own, f"attempt {attempt.number} of {action}", attempt.started_at, ended_at, attributes, path)
-    span["status"] = _status(attempt.status not in ("applied", "running"), attempt.error)
-    yield span
+    name, status = f"attempt {attempt.number} of {action}", _status(attempt.status not in _AS_WISHED, attempt.error)
+    yield _span(run, own, name, attempt.started_at, ended_at, status, attributes, path)
     for rank, answer in answers.items() if isinstance(answers, Mapping) else ():
         if (answered_at := _answered_at(answer)) is None:
             continue
         # The clock of the job's node may differ.
         within = min(max(answered_at, attempt.started_at), ended_at)
         of_rank = {"trainmedic.rank": rank, "trainmedic.status": answer.get("status")}
-        span = _span(run, f"{own}.rank{rank}", f"rank {rank}", attempt.started_at, within, of_rank, own)
-        span["status"] = _status(answer.get("status") != "applied", str(answer.get("reason", "")))
-        yield span
+        status = _status(answer.get("status") != "applied", str(answer.get("reason", "")))
+        yield _span(run, f"{own}.rank{rank}", f"rank {rank}", attempt.started_at, within, status, of_rank, own)
 
 
 def _spans_of_undo(run: Run, step_id: str) -> Iterator[dict[str, Any]]:
@@ -183,9 +177,8 @@ def _spans_of_undo(run: Run, step_id: str) -> Iterator[dict[str, Any]]:
             "trainmedic.because": undo.because,
         }
         first = undo.attempts[0]
-        span = _span(run, path, f"undo of {step.id}", first.started_at, ended_at, attributes, parent="")
-        span["status"] = _status(undo.status is not UndoStatus.DONE, undo.error)
-        yield span
+        status = _status(undo.status is not UndoStatus.DONE, undo.error)
+        yield _span(run, path, f"undo of {step.id}", first.started_at, ended_at, status, attributes, parent="")
         for attempt in undo.attempts:
             yield from _spans_of_attempt(run, path, undo.action, attempt, ended_at)
 
@@ -196,13 +189,14 @@ def _span(
     name: str,
     began_at: datetime,
     ended_at: datetime,
+    status: Mapping[str, Any],
     attributes: Mapping[str, Any],
     parent: str | None = None,
 ) -> dict[str, Any]:
     """`path` is the span's place in the run, `parent` that of the span above."""
     above = {} if parent is None else {"parentSpanId": _span_id(run, parent)}
     return {
-        "traceId": _trace_id(run),
+        "traceId": run.id.replace("-", "").lower(),
         "spanId": _span_id(run, path),
         **above,
         "name": name,
@@ -210,11 +204,8 @@ def _span(
         "startTimeUnixNano": _nanoseconds(began_at),
         "endTimeUnixNano": _nanoseconds(max(began_at, ended_at)),
         "attributes": _attributes(attributes),
+        "status": status,
     }
-
-
-def _trace_id(run: Run) -> str:
-    return run.id.replace("-", "").lower()
 
 
 def _span_id(run: Run, path: str) -> str:

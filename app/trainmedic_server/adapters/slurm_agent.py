@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from trainmedic.wire import envelope
-from trainmedic_core.target import TargetKind
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.domain import log_pages
 from trainmedic_server.adapters import slurm_errors
 from trainmedic_server.adapters.slurm_json import (
@@ -30,7 +30,7 @@ from trainmedic_server.adapters.slurm_json import (
 )
 from trainmedic_server.errors import ActionFailure, ClusterRefused, ClusterUnavailable, ObjectMissing
 from trainmedic_server.ports.fence import Fence, no_fence
-from trainmedic_server.ports.outside import Clock, CommandBus
+from trainmedic_server.ports.outside import Clock, CommandBus, final_replies, own_command
 from trainmedic_server.ports.slurm import (
     UNLIMITED,
     JobChange,
@@ -220,21 +220,9 @@ class SlurmAgent:
         return digest, document
 
     async def _ask(self, action: str, params: Mapping[str, Any], is_change: bool = False) -> Mapping[str, Any]:
-        now = self._clock.now()
-        command = envelope.Command(
-            id=envelope.new_id(int(now.timestamp() * 1000)),
-            action=action,
-            target={"kind": str(TargetKind.NODE), "node": self._node},
-            params=params,
-            run_id="",
-            playbook="",
-            reason="the server reads and changes Slurm through this agent",
-            issued_at=now,
-            expires_at=now + TIMEOUT,
-        )
-        replies = await self._bus.request(command, _stop_waiting)
-        self._bus.acknowledge(command.id)
-        reply = next((reply for reply in replies if reply.is_final), None)
+        now, reason = self._clock.now(), "the server reads and changes Slurm through this agent"
+        command = own_command(action, Target(TargetKind.NODE, node=self._node), params, reason, now, now + TIMEOUT)
+        reply = next(iter(await final_replies(self._bus, command)), None)
         if reply is None:
             text = f"{self._agent} did not answer in time; 'trainmedic agents' lists the connected ones"
             raise ClusterUnavailable(text, may_be_done=is_change)
@@ -261,7 +249,3 @@ def _failure(text: str, is_change: bool, may_be_done: bool) -> ActionFailure:
         return ClusterRefused(text)  # the command has ended with a reason of Slurm's
     is_change = is_change and (may_be_done or not text.endswith(slurm_errors.NOTHING_CHANGED))
     return slurm_errors.failure(None if may_be_done else number, text, is_change, _REMEDY)
-
-
-async def _stop_waiting() -> bool:
-    return True

@@ -208,11 +208,8 @@ def _indexes(detail: str) -> tuple[int, ...]:
 
 def is_responding(answer: Mapping[str, Any]) -> bool:
     # Data parsers before v0.0.43 have only the text.
-    return any(_responds(ping) for ping in members_of(answer, "pings"))
-
-
-def _responds(ping: Mapping[str, Any]) -> bool:
-    return bool(ping.get("responding")) or ping.get("pinged") == "UP"
+    pings = members_of(answer, "pings")
+    return any(ping.get("responding") or ping.get("pinged") == "UP" for ping in pings)
 
 
 def release_of(answer: Mapping[str, Any]) -> str:

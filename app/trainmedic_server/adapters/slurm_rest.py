@@ -20,6 +20,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from msgspec import UNSET, Struct
 
+from trainmedic_server import errors
 from trainmedic_server.adapters import slurm_errors
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
@@ -36,14 +37,6 @@ from trainmedic_server.adapters.slurm_json import (
     own_id_in,
     release_of,
     reservations_of,
-)
-from trainmedic_server.errors import (
-    ClusterRefused,
-    ClusterUnavailable,
-    ConfigurationError,
-    ObjectMissing,
-    OutcomeUnknown,
-    TemporaryFailure,
 )
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import HttpReply
@@ -96,8 +89,8 @@ class SlurmRest:
         self._token_file = token_file
         try:
             self._http = HttpxCaller(body_limit=_BODY_LIMIT, socket=socket, ca_file=ca_file)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"--slurm-ca-file: {error}") from error
+        except errors.ConfigurationError as error:
+            raise errors.ConfigurationError(f"--slurm-ca-file: {error}") from error
         self._fence = fence
         self._version: str | None = None
         self._lists: dict[str, _Listed] = {}
@@ -108,7 +101,7 @@ class SlurmRest:
     async def release(self) -> SlurmRelease:
         answer = await self._ask("GET", "/ping/")
         if not is_responding(answer):
-            raise ClusterUnavailable("slurmctld does not respond to slurmrestd")
+            raise errors.ClusterUnavailable("slurmctld does not respond to slurmrestd")
         version = await self._api_version()
         return SlurmRelease(release_of(answer), version in _CAN_REQUEUE, version in _CAN_RESERVE)
 
@@ -141,7 +134,7 @@ class SlurmRest:
         await self._change_node(node, {"state": ["UNDRAIN"]})
 
     async def reboot(self, node: str, reason: str) -> None:
-        raise ClusterRefused("slurmrestd cannot reboot a node: connect Slurm through an agent (--slurm-agent)")
+        raise errors.ClusterRefused("slurmrestd cannot reboot a node: connect Slurm through an agent (--slurm-agent)")
 
     async def return_to_service(self, node: str) -> None:
         await self._change_node(node, {"state": ["RESUME"]})
@@ -151,7 +144,7 @@ class SlurmRest:
 
     async def reserve(self, name: str, node: str, users: Sequence[str], lasting: timedelta) -> None:
         if await self._api_version() not in _CAN_RESERVE:
-            raise ClusterRefused("this slurmrestd cannot make a reservation: it needs Slurm 25.05 or newer")
+            raise errors.ClusterRefused("this slurmrestd cannot make a reservation: it needs Slurm 25.05 or newer")
         reservation = {
             "name": name,
             "node_list": [node],
@@ -161,7 +154,7 @@ class SlurmRest:
             "flags": ["IGNORE_JOBS", "OVERLAP"],
         }
         if any(each.name == name for each in await self.reservations()):
-            raise ClusterRefused(f"there is a reservation {name} already")  # slurmrestd would change it
+            raise errors.ClusterRefused(f"there is a reservation {name} already")  # slurmrestd would change it
         await self._ask("POST", "/reservation", reservation)
 
     async def end_reservation(self, name: str) -> None:
@@ -175,7 +168,7 @@ class SlurmRest:
 
     async def requeue(self, job_id: str, hold: bool = False) -> None:
         if await self._api_version() not in _CAN_REQUEUE:
-            raise ClusterRefused("this slurmrestd cannot requeue a job: it needs Slurm 26.05 or newer")
+            raise errors.ClusterRefused("this slurmrestd cannot requeue a job: it needs Slurm 26.05 or newer")
         change = {"flags": ["HOLD"] if hold else [], "jobs": [await self._own_id(job_id)]}
         _check_status(await self._ask("POST", "/jobs/requeue", change), job_id)
 
@@ -217,11 +210,11 @@ class SlurmRest:
     async def _own_id_of_task(self, task: str) -> str:  # slurmrestd refuses to change ARRAY_TASK
         try:
             answer = await self._read(f"/job/{quote(task, safe='')}", "jobs")
-        except ObjectMissing:
+        except errors.ObjectMissing:
             # Or hidden. Slurm refuses even an empty change then, but does not know a gone array.
             array = task.partition("_")[0]
             await self._ask("POST", f"/job/{quote(array, safe='')}", {})
-            raise ClusterUnavailable(f"Slurm knows job {array}, but does not show task {task}") from None
+            raise errors.ClusterUnavailable(f"Slurm knows job {array}, but does not show task {task}") from None
         return own_id_in(answer, task)
 
     async def _own_id(self, job_id: str) -> str:
@@ -250,7 +243,7 @@ class SlurmRest:
         is_listed = answer is _UNCHANGED or isinstance(answer.get(kind or what), list)
         # For an unknown node, slurmrestd sends only an error without a number.
         if not is_listed and not (what == "node" and members_of(answer, "errors")):
-            raise ClusterUnavailable(f"slurmrestd sends no {kind or what}")
+            raise errors.ClusterUnavailable(f"slurmrestd sends no {kind or what}")
         return answer
 
     async def _ask(
@@ -267,7 +260,7 @@ class SlurmRest:
             if reply.status == 404:
                 self._version = None  # an upgrade may have removed this version
             if len(reply.body) >= _BODY_LIMIT:
-                raise ClusterUnavailable(f"slurmrestd answers with more than {_BODY_LIMIT >> 20} MiB")
+                raise errors.ClusterUnavailable(f"slurmrestd answers with more than {_BODY_LIMIT >> 20} MiB")
             raise _unavailable(f" and no document of {version}", reply, method != "GET")
         _check_errors(answer, reply, method != "GET")
         return answer
@@ -277,11 +270,11 @@ class SlurmRest:
             answer = _document(await self._call("GET", "/openapi/v3", None))
             paths = answer.get("paths") if answer else None
             if not isinstance(paths, Mapping):
-                raise ClusterUnavailable("slurmrestd does not list its API (/openapi/v3)")
+                raise errors.ClusterUnavailable("slurmrestd does not list its API (/openapi/v3)")
             offered = {path.split("/")[2] for path in paths if path.startswith("/slurm/")}
             self._version = next((version for version in API_VERSIONS if version in offered), None)
             if self._version is None:
-                raise ClusterRefused(
+                raise errors.ClusterRefused(
                     f"slurmrestd offers {', '.join(sorted(offered)) or 'no data parser'}; "
                     f"one of {', '.join(API_VERSIONS)} is needed (Slurm 24.11 or newer)"
                 )
@@ -297,13 +290,13 @@ class SlurmRest:
                 # `scontrol token` prints it after this name.
                 token = (await read_secret(self._token_file, "--slurm-token-file")).removeprefix("SLURM_JWT=")
                 if not token:  # A shell empties the file before `scontrol token` writes to it.
-                    raise ClusterUnavailable(f"--slurm-token-file: {self._token_file} is empty")
+                    raise errors.ClusterUnavailable(f"--slurm-token-file: {self._token_file} is empty")
                 headers["X-SLURM-USER-TOKEN"] = token
             return await self._http.call(method, f"{self._base}{path}", headers, content, TIMEOUT)
-        except OutcomeUnknown as error:
-            raise ClusterUnavailable(f"slurmrestd: {error}", may_be_done=method != "GET") from error
-        except TemporaryFailure as error:
-            raise ClusterUnavailable(f"slurmrestd: {error}") from error
+        except errors.OutcomeUnknown as error:
+            raise errors.ClusterUnavailable(f"slurmrestd: {error}", may_be_done=method != "GET") from error
+        except errors.TemporaryFailure as error:
+            raise errors.ClusterUnavailable(f"slurmrestd: {error}") from error
 
 
 def _address(url: str) -> tuple[str, str | None]:
@@ -316,7 +309,7 @@ def _address(url: str) -> tuple[str, str | None]:
             return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", None
     except ValueError:
         pass  # such as a port that is out of range
-    raise ConfigurationError("the URL of slurmrestd is invalid; use http://HOST:6820 or unix:///PATH")
+    raise errors.ConfigurationError("the URL of slurmrestd is invalid; use http://HOST:6820 or unix:///PATH")
 
 
 def _document(reply: HttpReply) -> Mapping[str, Any] | None:
@@ -347,12 +340,12 @@ def _decoder(what: str) -> msgspec.json.Decoder[Any]:
 def _check_errors(answer: Mapping[str, Any], reply: HttpReply, is_change: bool) -> None:
     """Raise if the answer has errors. Number 0 is none below status 400."""
     status = reply.status
-    errors = [each for each in members_of(answer, "errors") if each.get("error_number") or status >= 400]
-    if not errors:
+    faults = [each for each in members_of(answer, "errors") if each.get("error_number") or status >= 400]
+    if not faults:
         if status >= 400:
             raise _unavailable("", reply, is_change)
         return
-    first = errors[0]
+    first = faults[0]
     number = first.get("error_number")
     text = f"Slurm: {first.get('error')} ({number}): {first.get('description')}"
     if not number and (status >= 500 or status in _MAY_PASS):
@@ -363,9 +356,9 @@ def _check_errors(answer: Mapping[str, Any], reply: HttpReply, is_change: bool) 
     )
 
 
-def _unavailable(about: str, reply: HttpReply, is_change: bool) -> ClusterUnavailable:
+def _unavailable(about: str, reply: HttpReply, is_change: bool) -> errors.ClusterUnavailable:
     wait = reply.headers.get("retry-after", "")
-    return ClusterUnavailable(
+    return errors.ClusterUnavailable(
         f"slurmrestd answers with status {reply.status}{about}",
         float(wait) if wait.isdecimal() and wait.isascii() else None,
         may_be_done=is_change and reply.status >= 500,
@@ -381,7 +374,7 @@ def _check_status(answer: Mapping[str, Any], job_id: str, accepted_code: int | N
         code = error.get("code")
         if code and code != accepted_code:
             text = f"Slurm: {error.get('string')} ({code}): job {job_id}"
-            raise ObjectMissing(text) if code == slurm_errors.NO_JOB else ClusterRefused(text)
+            raise errors.ObjectMissing(text) if code == slurm_errors.NO_JOB else errors.ClusterRefused(text)
 
 
 def _number(value: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from trainmedic_core import yaml_text
 from trainmedic_core.problems import did_you_mean, shown
-from trainmedic_core.setting_sources import unreadable_file
+from trainmedic_core.setting_sources import read_text
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.errors import ConfigurationError
 
@@ -45,11 +45,7 @@ class Token(Struct, frozen=True):
 
 def read(path: Path) -> tuple[Token, ...]:
     """Raises ConfigurationError."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(unreadable_file("--tokens", path, error)) from error
-    return parse(text, str(path))
+    return parse(read_text("--tokens", path), str(path))
 
 
 def parse(text: str, source: str) -> tuple[Token, ...]:

@@ -1,28 +1,27 @@
-"""Compiled alert map: the accepted alerts and their renames, applied before any playbook. Pure."""
+"""Compiled alert map: accepted alerts, their renames, and the labels of events, applied before any playbook. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic_core.errors import ExpressionError
-from trainmedic_core.expressions.evaluation import Expression, TextTemplate
+from trainmedic_core.expressions.evaluation import Expression, TextTemplate, as_text
 from trainmedic_core.expressions.regexes import ValueTooLong
 from trainmedic_core.problems import shown
 from trainmedic_server import telemetry
-from trainmedic_server.catalog import event_map
-from trainmedic_server.catalog.event_map import EventEntry
 from trainmedic_server.catalog.matchers import Matcher
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert
 from trainmedic_server.domain.own_source import is_own
+from trainmedic_server.errors import PayloadError
 from trainmedic_server.ports.alert_map import MappedAlert, MappedEvent
 
 log = telemetry.logger(__name__)
 
-LabelValue = Expression | TextTemplate | str  # A template over ``labels``, or a constant
+LabelValue = Expression | TextTemplate | str  # A template over ``labels`` or an event's ``body``, or a constant
 
 
 class Rename(Struct, frozen=True):
@@ -74,6 +73,54 @@ class Accept(Struct, frozen=True):  # condition that all alerts must meet
         return f"{self.matcher.refusal(labels)} ({self.source})"
 
 
+class EventEntry(Struct, frozen=True):
+    source: str
+    line: int
+    column: int
+    event: str
+    when: Expression | None = None
+    labels: tuple[tuple[str, LabelValue], ...] = ()
+    key: LabelValue | None = None  # events with the same key start one run; None: equal bodies do, within an hour
+    alerts: LabelValue | None = None  # template for a list of alerts; None if the event itself starts playbooks
+
+    def takes(self, scope: Mapping[str, Any]) -> bool:
+        """Raises PayloadError."""
+        try:
+            return self.when is None or self.when.holds(scope)
+        except ExpressionError as error:
+            raise PayloadError.at([("when", str(error))]) from error
+
+    def mapped(self, scope: Mapping[str, Any]) -> MappedEvent:
+        """Raises PayloadError with all fields that have no value."""
+        problems: list[tuple[str, str]] = []
+        if self.alerts is not None:
+            alerts = _field_value("alerts", self.alerts, scope, problems)
+            if not problems and not isinstance(alerts, list):
+                problems.append(("alerts", "is no list of alerts"))
+            made = MappedEvent(alerts=alerts)
+        else:
+            labels = {name: _field_text(f"labels.{name}", value, scope, problems) for name, value in self.labels}
+            key = None if self.key is None else _field_text("key", self.key, scope, problems)
+            if self.key is not None and not key and not problems:
+                problems.append(("key", "is empty"))
+            made = MappedEvent({name: text for name, text in labels.items() if text}, key)
+        if problems:
+            raise PayloadError.at(problems)
+        return made
+
+
+def map_event(entries: Sequence[EventEntry], body: Any) -> MappedEvent | None:
+    """Return the first entry's result, None if none takes the event. Raises PayloadError."""
+    scope = {"body": body}
+    return next((entry.mapped(scope) for entry in entries if entry.takes(scope)), None)
+
+
+class CompiledFile(Struct, frozen=True):
+    accept: tuple[Accept, ...] = ()
+    renames: tuple[Rename, ...] = ()
+    events: tuple[EventEntry, ...] = ()
+
+
 class CompiledAlertMap(Struct, frozen=True):
     accept: tuple[Accept, ...] = ()
     renames: Mapping[str, Sequence[Rename]] = field(default_factory=dict)
@@ -82,21 +129,16 @@ class CompiledAlertMap(Struct, frozen=True):
     """Why no alert is accepted: a file that was never loaded may have conditions. Empty if all are loaded."""
 
     @classmethod
-    def of(
-        cls,
-        accept: Iterable[Accept],
-        renames: Iterable[Rename],
-        unusable: str = "",
-        events: Iterable[EventEntry] = (),
-    ) -> CompiledAlertMap:
+    def of(cls, files: Sequence[CompiledFile], unusable: str = "") -> CompiledAlertMap:
         by_name: dict[str, list[Rename]] = {}
-        for rename in renames:
-            for name in rename.alertnames:
-                by_name.setdefault(name, []).append(rename)
         by_event: dict[str, list[EventEntry]] = {}
-        for entry in events:
-            by_event.setdefault(entry.event, []).append(entry)
-        return cls(tuple(accept), by_name, by_event, unusable)
+        for file in files:
+            for rename in file.renames:
+                for name in rename.alertnames:
+                    by_name.setdefault(name, []).append(rename)
+            for entry in file.events:
+                by_event.setdefault(entry.event, []).append(entry)
+        return cls(tuple(each for file in files for each in file.accept), by_name, by_event, unusable)
 
     @property
     def names(self) -> int:
@@ -122,7 +164,7 @@ class CompiledAlertMap(Struct, frozen=True):
         return MappedAlert(mapped, self._refusal(sent))
 
     def map_event(self, name: str, body: Any) -> MappedEvent | None:
-        return event_map.map_event(self.events.get(name, ()), body)
+        return map_event(self.events.get(name, ()), body)
 
     def rename_of(self, labels: Mapping[str, str]) -> Rename | None:
         return next((each for each in self.renames.get(labels.get("alertname", ""), ()) if each.takes(labels)), None)
@@ -139,4 +181,22 @@ def _text(value: LabelValue, scope: Mapping[str, Any]) -> str:
     except ExpressionError as error:
         log.debug("alert map template has no value", why=shown(str(error), 200))
         return ""
-    return "" if made is None else str(made)
+    return as_text(made)
+
+
+def _field_value(field: str, value: LabelValue, scope: Mapping[str, Any], problems: list[tuple[str, str]]) -> Any:
+    if isinstance(value, str):
+        return value
+    try:
+        return value.evaluate(scope)
+    except ExpressionError as error:
+        problems.append((field, str(error)))
+        return None
+
+
+def _field_text(field: str, value: LabelValue, scope: Mapping[str, Any], problems: list[tuple[str, str]]) -> str:
+    made = _field_value(field, value, scope, problems)
+    if isinstance(made, (list, dict)):
+        problems.append((field, f"is {'a list' if isinstance(made, list) else 'an object'}; must be text or a number"))
+        return ""
+    return as_text(made)

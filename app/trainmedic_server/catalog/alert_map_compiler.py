@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainmedic_core import model_errors, yaml_text
@@ -20,9 +19,8 @@ from trainmedic_core.fields import Identifier
 from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog import matchers, overlaps, scope_check
-from trainmedic_server.catalog.alert_map import Accept, LabelValue, Rename
-from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
-from trainmedic_server.catalog.event_map import EventEntry
+from trainmedic_server.catalog.alert_map import Accept, CompiledFile, EventEntry, LabelValue, Rename
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook, by_alertname
 from trainmedic_server.catalog.scope_check import VisibleNames
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL
 from trainmedic_server.domain.beginnings import EVENT_LABEL
@@ -30,7 +28,7 @@ from trainmedic_server.domain.own_source import SOURCE
 from trainmedic_server.domain.proof import XID_LABELS, AlertProof
 from trainmedic_server.ports.actions import Actions
 
-_BODY = ("body",)  # names in templates of events
+_LABELS, _BODY = ("labels",), ("body",)  # names in templates of alerts and of events
 MOST_MATCHERS = 50  # of an entry
 MOST_NAMES = 10_000
 _LONGEST_NAME = 500  # characters
@@ -68,12 +66,6 @@ class AlertMapForm(_Form):
     accept: _Matchers = ()
     rename: tuple[_RenameForm, ...] = ()
     events: Annotated[tuple[_EventForm, ...], Field(max_length=1000)] = ()
-
-
-class CompiledFile(Struct, frozen=True):
-    accept: tuple[Accept, ...] = ()
-    renames: tuple[Rename, ...] = ()
-    events: tuple[EventEntry, ...] = ()
 
 
 def compile_text(text: str, source: str) -> CompiledFile | list[FileProblem]:
@@ -122,10 +114,8 @@ class _Compilation:
                 )
         if "alertname" in entry.drop:
             self._problem((*path, "drop"), "drop: an alert keeps its alertname; write the new one as 'as'")
-        for label in entry.labels:
-            if reason := _why_forbidden(label):
-                self._problem((*path, "labels", label), f"labels: {label!r} {reason}", at_key=True)
-        labels = tuple((label, self._value(text, (*path, "labels", label))) for label, text in entry.labels.items())
+        if "\0" in (entry.name or ""):
+            self._problem((*path, "as"), "as: has a NUL character, which PostgreSQL cannot store")
         return Rename(
             source=self.document.source,
             line=self.document.marks[path].line,
@@ -133,7 +123,7 @@ class _Compilation:
             alertnames=tuple(dict.fromkeys(entry.alertnames)),
             name=entry.name,
             matchers=tuple(self._matchers(entry.matchers, (*path, "matchers"))),
-            labels=labels,
+            labels=self._labels(entry.labels, path, _LABELS),
             drop=frozenset(entry.drop),
         )
 
@@ -143,11 +133,8 @@ class _Compilation:
         if entry.alerts is not None and not evaluation.is_template(entry.alerts):
             cure = "{{ body.alerts }}"
             self._problem((*path, "alerts"), f"alerts: must be a template for a list, such as {cure!r}")
-        for label in entry.labels:
-            if label == EVENT_LABEL:
-                self._problem((*path, "labels", label), "labels: 'event' is the event's name", at_key=True)
-            elif reason := _why_forbidden(label):
-                self._problem((*path, "labels", label), f"labels: {label!r} {reason}", at_key=True)
+        if EVENT_LABEL in entry.labels:
+            self._problem((*path, "labels", EVENT_LABEL), "labels: 'event' is the event's name", at_key=True)
         when = None
         if entry.when is not None:
             when = self._compiled(entry.when, (*path, "when"), "when", _BODY, template_syntax.parse_expression)
@@ -157,16 +144,24 @@ class _Compilation:
             column=self.document.marks[path].column,
             event=entry.event,
             when=when if isinstance(when, Expression) else None,
-            labels=tuple(
-                (label, self._body_value(text, (*path, "labels", label), f"labels.{label}"))
-                for label, text in entry.labels.items()
-            ),
-            key=None if entry.key is None else self._body_value(entry.key, (*path, "key"), "key"),
-            alerts=None if entry.alerts is None else self._body_value(entry.alerts, (*path, "alerts"), "alerts"),
+            labels=self._labels(entry.labels, path, _BODY),
+            key=None if entry.key is None else self._value(entry.key, (*path, "key"), "key", _BODY),
+            alerts=None if entry.alerts is None else self._value(entry.alerts, (*path, "alerts"), "alerts", _BODY),
         )
 
-    def _body_value(self, text: str, path: DocumentPath, name: str) -> LabelValue:
-        return self._compiled(text, path, name, _BODY) or "" if evaluation.is_template(text) else text
+    def _labels(
+        self, written: Mapping[str, str], path: DocumentPath, names: tuple[str, ...]
+    ) -> tuple[tuple[str, LabelValue], ...]:
+        for label in written:
+            if reason := _why_forbidden(label):
+                self._problem((*path, "labels", label), f"labels: {label!r} {reason}", at_key=True)
+        return tuple(
+            (label, self._value(text, (*path, "labels", label), f"labels.{label}", names))
+            for label, text in written.items()
+        )
+
+    def _value(self, text: str, path: DocumentPath, name: str, names: tuple[str, ...]) -> LabelValue:
+        return self._compiled(text, path, name, names) or "" if evaluation.is_template(text) else text
 
     def _matchers(self, written: Sequence[str], path: DocumentPath) -> Iterator[matchers.Matcher]:
         for place, text in enumerate(written):
@@ -174,11 +169,6 @@ class _Compilation:
                 yield from matchers.parse(text)
             except ValueError as error:
                 self._problem((*path, place), f"{path[-1]}[{place}]: {error}")
-
-    def _value(self, text: str, path: DocumentPath) -> LabelValue:
-        if not evaluation.is_template(text):
-            return text
-        return self._compiled(text, path, f"labels.{path[-1]}", ("labels",)) or ""
 
     def _compiled(
         self,
@@ -239,10 +229,7 @@ def warnings(
     for rename in renames:
         for name in rename.alertnames:
             sources.setdefault(name, rename)
-    reacting: dict[str, list[YamlPlaybook]] = {}
-    for playbook in playbooks or ():
-        for name in playbook.definition.on.alertnames:
-            reacting.setdefault(name, []).append(playbook)
+    reacting = by_alertname(playbooks or ())
     unconditional: dict[str, Rename] = {}
     for rename in renames:
         for message in _rename_warnings(rename, unconditional, sources):

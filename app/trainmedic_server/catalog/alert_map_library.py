@@ -18,8 +18,7 @@ from trainmedic_core import yaml_files
 from trainmedic_core.problems import FileProblem
 from trainmedic_server import telemetry
 from trainmedic_server.catalog import alert_map_compiler
-from trainmedic_server.catalog.alert_map import CompiledAlertMap
-from trainmedic_server.catalog.alert_map_compiler import CompiledFile
+from trainmedic_server.catalog.alert_map import CompiledAlertMap, CompiledFile
 
 RESCAN = 2.0  # Seconds.
 
@@ -92,15 +91,9 @@ class AlertMapLibrary:
         if files == self._files and tuple(problems) == self._problems:
             return False
         before, self._problems, self._files = self._problems, tuple(problems), files
-        contents = self.contents
-        self._current = CompiledAlertMap.of(
-            (accept for content in contents for accept in content.accept),
-            (rename for content in contents for rename in content.renames),
-            f"the alert map {never_loaded[0]} could not be loaded, so it is not known which alerts it accepts"
-            if never_loaded
-            else "",
-            (entry for content in contents for entry in content.events),
-        )
+        unknown = "could not be loaded, so it is not known which alerts it accepts"
+        unusable = f"the alert map {never_loaded[0]} {unknown}" if never_loaded else ""
+        self._current = CompiledAlertMap.of(self.contents, unusable)
         self._log_result(before)
         return True
 

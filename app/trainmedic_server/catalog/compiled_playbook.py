@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainmedic_core import errors, model_errors
-from trainmedic_core.expressions.evaluation import Expression, TextTemplate, ValueTemplate
+from trainmedic_core.expressions.evaluation import Expression, TextTemplate, ValueTemplate, as_text
 from trainmedic_core.expressions.regexes import ValueTooLong
 from trainmedic_core.problems import DocumentPath, path_text
 from trainmedic_core.target import Target, TargetKind
@@ -239,6 +239,15 @@ class YamlPlaybook(Struct, frozen=True):
         }
 
 
+def by_alertname(playbooks: Iterable[YamlPlaybook]) -> dict[str, list[YamlPlaybook]]:
+    """Return the playbooks that begin with an alert, by each of its names."""
+    named: dict[str, list[YamlPlaybook]] = {}
+    for playbook in playbooks:
+        for name in dict.fromkeys(playbook.definition.on.alertnames):
+            named.setdefault(name, []).append(playbook)
+    return named
+
+
 def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
     """Write out rendered numbers where text is required. Raises ValidationError."""
     try:
@@ -257,7 +266,7 @@ def _write_out(rendered: Any, path: DocumentPath) -> bool:
     value = rendered[path[-1]] if path else None
     if not isinstance(value, (int, float)):
         return False
-    rendered[path[-1]] = str(value)
+    rendered[path[-1]] = as_text(value)
     return True
 
 
@@ -266,5 +275,5 @@ def _text(template: Expression | TextTemplate | str, scope: Mapping[str, Any]) -
         return template
     value = template.evaluate(scope)
     if isinstance(value, list):  # such as an input of nodes
-        return ",".join(map(str, value))
-    return "" if value is None else str(value)
+        return ",".join(map(as_text, value))
+    return as_text(value)

@@ -118,7 +118,9 @@ class _Compilation:
         if self._has_jobs and self._kind is not None and not self._on_jobs:
             self._report(("target", JOBS), "target.jobs: no step works on the jobs; leave it out")
         effect = self._effect(raw.get("effect"))
-        self._check_constants(self._vars, ("vars",))
+        for place, text in _texts(self._vars, ("vars",)):
+            if evaluation.is_template(text):
+                self._report(place, "variables are constants; a template in one is not rendered")
         self._check_cut_texts()
         if isinstance(definition, Playbook):
             if self._asks_first and "mode" not in raw:
@@ -218,16 +220,6 @@ class _Compilation:
             self._report(path, f"query: {query}")
             return None
         return query
-
-    def _check_constants(self, value: Any, path: DocumentPath) -> None:
-        if isinstance(value, dict):
-            for key, each in value.items():
-                self._check_constants(each, (*path, key))
-        elif isinstance(value, list):
-            for index, each in enumerate(value):
-                self._check_constants(each, (*path, index))
-        elif evaluation.is_template(value):
-            self._report(path, "variables are constants; a template in one is not rendered")
 
     def _check_cut_texts(self) -> None:
         # A comment directly after a plain text (`remarks`) may be meant as its end.
@@ -536,7 +528,9 @@ class _Compilation:
             self.allowance.spend_on_template(len(tree.every))
             wrong = scope_check.check(tree, names)
             if scope_check.RUNS in names.names and not wrong:
-                wrong = self._note_windows(tree)
+                windows, wrong = memory_check.windows(tree)
+                if windows is not None:
+                    self._windows = {**(self._windows or {}), **windows}
             made = evaluation.compile_parsed(tree, name)
         except Malformed as error:
             self._report(path, f"{path[-1]}: {error}{cures.of_expression(text)}")
@@ -544,12 +538,6 @@ class _Compilation:
         for each in wrong:
             self._report(path, f"{path[-1]}: {each}")
         return None if wrong else made
-
-    def _note_windows(self, tree: SyntaxTree) -> list[str]:
-        windows, wrong = memory_check.windows(tree)
-        if windows is not None:
-            self._windows = {**(self._windows or {}), **windows}
-        return wrong
 
     def _report(self, path: DocumentPath, message: str) -> None:
         self.problems.append(self.document.problem(path, message))

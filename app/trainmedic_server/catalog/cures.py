@@ -234,6 +234,28 @@ PARAMETERS: Mapping[str, Mapping[str, str]] = {  # by action
     ),
 }
 _STEP_KEYS = ("timeout", "retry", "undo", "when", "id", "on_error")
+_KEYS: Mapping[DocumentPath, Mapping[str, str]] = {  # by the mapping that has them; ``steps`` is a step of any phase
+    (): DOCUMENT,
+    ("on",): ON,
+    ("target",): TARGET,
+    ("guards",): GUARDS,
+    ("guards", "again"): AGAIN,
+    ("guards", "max_runs"): RATE,
+    ("approval",): QUESTION,
+    ("steps",): STEP,
+    ("steps", "approve"): QUESTION,
+    ("steps", "wait_for"): POLL,
+    ("steps", "retry"): RETRY,
+}
+_VALUES: Mapping[DocumentPath, str] = {  # for wrong values, by their place
+    ("on", "manual"): "write manual: {}, or manual: {by: [NAME], inputs: {…}}",
+    ("guards", "max_runs"): _MAX_RUNS,
+    ("guards", "again"): "write again: {after: 30m, times: 3}",
+    ("guards",): "write guards: {cooldown: 10m}",
+    ("approval",): "write approval: {by: [NAME], timeout: 1h}",
+    ("vars",): "write vars: {name: value}",
+    ("effect",): "write effect: {query: PROMQL, better: lower}",
+}
 
 # For unknown names in expressions, and members of a step.
 NAMES = _table(
@@ -305,8 +327,6 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
     match path:
         case ("on",) if value == "manual":
             return "write on: {manual: {}}"
-        case ("on", "manual"):
-            return "write manual: {}, or manual: {by: [NAME], inputs: {…}}"
         case ("on", "manual", "by") if kind == "too_short":
             return "name somebody, or leave out 'by' for everybody who may operate"
         case ("on",) if isinstance(value, str):
@@ -315,31 +335,19 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
             return "write on: {alert: [NAME, NAME]}"
         case ("on", "event") if isinstance(value, list):
             return "write event: NAME, and a playbook for each event"
-        case ("guards", "max_runs"):
-            return _MAX_RUNS
-        case ("guards", "again"):
-            return "write again: {after: 30m, times: 3}"
-        case ("guards",):
-            return "write guards: {cooldown: 10m}"
         case ("target",) if isinstance(value, str):
             return _of_target(value)
         case ("target",):
             return "write target: gpu, node, job or cluster, or a group such as {nodes: {pool: h100}}"
         case ("mode",):
             return _of_mode(str(value))
-        case ("approval",):
-            return "write approval: {by: [NAME], timeout: 1h}"
-        case ("vars",):
-            return "write vars: {name: value}"
-        case ("effect",):
-            return "write effect: {query: PROMQL, better: lower}"
         case (str() as phase, int()) if phase in PHASES and isinstance(value, str):
             return f"write action: {value}" if "." in value else "write action: NAME"
         case (str() as phase, int(), "wait_for", _, *_) if phase in PHASES:
             return None
         case (str() as phase, int(), str() as key, *_) if phase in PHASES:
             return _of_step_value(key, value)
-    return None
+    return _VALUES.get(path)
 
 
 def _of_limited(path: DocumentPath, kind: str, value: Any) -> str | None:
@@ -382,31 +390,11 @@ def of_expression(text: str) -> str:
 
 def _of_key(owner: DocumentPath, key: str) -> str | None:
     match owner:
-        case ():
-            return DOCUMENT.get(key)
-        case ("on",):
-            return ON.get(key)
-        case ("target",):
-            return TARGET.get(key)
-        case ("guards",):
-            return GUARDS.get(key)
-        case ("guards", "again"):
-            return AGAIN.get(key)
-        case ("guards", "max_runs"):
-            return RATE.get(key)
-        case ("approval",):
-            return QUESTION.get(key)
-        case (str(), int(), "approve"):
-            return QUESTION.get(key)
-        case (str(), int(), "wait_for"):
-            return POLL.get(key)
-        case (str(), int(), "retry"):
-            return RETRY.get(key)
-        case (str(), int()):
-            if key in STEP:
-                return STEP[key]
-            return f"write action: {key}, and its parameters under 'with'" if "." in key else None
-    return None
+        case (str(), int()) if key not in STEP and "." in key:
+            return f"write action: {key}, and its parameters under 'with'"
+        case (str(), int(), *member):
+            owner = ("steps", *member)
+    return _KEYS.get(owner, {}).get(key)
 
 
 def _of_target(value: str) -> str | None:

@@ -202,14 +202,12 @@ def _times(place: DocumentPath, asking: Question | Approval) -> list[tuple[Docum
 def _question(
     place: DocumentPath, step_place: DocumentPath, asking: Question | Approval, step: ApproveStep | None = None
 ) -> Iterator[tuple[DocumentPath, str]]:  # `step` is the one that asks; None for mode approve
-    if isinstance(asking, Approval):
-        timeout, on_timeout, written = asking.timeout, asking.on_timeout, asking.model_fields_set
-    else:
-        assert step is not None
-        timeout, on_timeout, written = step.timeout, step.on_timeout, step.model_fields_set
+    timed = asking if isinstance(asking, Approval) else step
+    assert timed is not None
+    timeout, on_timeout = timed.timeout, timed.on_timeout
     if timeout is None:
         # `fail` and `continue` are older than this check, and valid playbooks stay valid.
-        if "on_timeout" in written and on_timeout not in ("fail", "continue"):
+        if "on_timeout" in timed.model_fields_set and on_timeout not in ("fail", "continue"):
             yield (*step_place, "on_timeout"), "on_timeout: has no effect without a timeout"
         if asking.ask_again is not None and "ask_again" in asking.model_fields_set:
             yield (*place, "ask_again"), "ask_again: has no effect without a timeout"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,7 +26,6 @@ KEY = "fragment"  # key that makes a document a fragment
 INSERTED = "fragments"  # key of a playbook with the texts of its fragments
 _USES = re.compile(r"""\buse["']?\s*:""")  # quick check, without parsing
 _Fragments = Mapping[str, YamlDocument]  # by name
-_V = TypeVar("_V")
 
 
 class Use(Struct, frozen=True):
@@ -194,7 +193,7 @@ class _Expansion:
         self.remarks = dict(document.remarks)
         self.written: dict[DocumentPath, DocumentPath] = {}  # Original paths by path in the expanded document.
         self._available = available
-        self._entries: dict[str, _PathsByEntry] = {}
+        self._entries: dict[str, list[_ByEntry]] = {}  # positions of a document, by its place
         self._forms: dict[str, Fragment | None] = {}
 
     def expand(self, phase: str) -> None:
@@ -269,40 +268,31 @@ class _Expansion:
             self.written[new] = old
         length, place = len(old), f"{of.source}:{of.marks[()].line}"
         if place not in self._entries:
-            self._entries[place] = _PathsByEntry(of)
-        entries = self._entries[place]
-        for path, mark in entries.marks.get(entry_of(old), ()):
-            if path[:length] == old:
-                self.marks[(*new, *path[length:])] = _moved(mark, of, note)
-        for path, mark in entries.keys.get(entry_of(old), ()):
-            if path[:length] == old:
-                self.keys[(*new, *path[length:])] = _moved(mark, of, note)
-        for path, remark in entries.remarks.get(entry_of(old), ()):
-            if path[:length] == old:
-                self.remarks[(*new, *path[length:])] = remark
+            # A search of all positions for each copied step would take quadratic time.
+            self._entries[place] = [_by_entry(values) for values in (of.marks, of.keys, of.remarks)]
+        positions: Sequence[dict[DocumentPath, Any]] = (self.marks, self.keys, self.remarks)
+        for by_entry, into in zip(self._entries[place], positions, strict=True):
+            for path, value in by_entry.get(entry_of(old), ()):
+                if path[:length] == old:
+                    into[(*new, *path[length:])] = _moved(value, of, note)
 
     def _problem(self, path: DocumentPath, message: str) -> None:
         self.problems.append(self.document.problem(path, message))
 
 
-# A search of all positions for each copied step would take quadratic time.
-class _PathsByEntry:
-    def __init__(self, document: YamlDocument) -> None:
-        self.marks = _by_entry(document.marks)
-        self.keys = _by_entry(document.keys)
-        self.remarks = _by_entry(document.remarks)
+_ByEntry = Mapping[DocumentPath, Sequence[tuple[DocumentPath, Any]]]
 
 
-def _by_entry(values: Mapping[DocumentPath, _V]) -> Mapping[DocumentPath, Sequence[tuple[DocumentPath, _V]]]:
-    by_name: dict[DocumentPath, list[tuple[DocumentPath, _V]]] = {}
+def _by_entry(values: Mapping[DocumentPath, Any]) -> _ByEntry:
+    by_name: dict[DocumentPath, list[tuple[DocumentPath, Any]]] = {}
     for path, value in values.items():
         by_name.setdefault(entry_of(path), []).append((path, value))
     return by_name
 
 
-def _moved(mark: TextPosition, of: YamlDocument, note: str) -> TextPosition:
+def _moved(value: Any, of: YamlDocument, note: str) -> Any:
     # `note` is empty for the playbook's own steps.
-    return replace(mark, file=of.source, note=note) if note else mark
+    return replace(value, file=of.source, note=note) if note and isinstance(value, TextPosition) else value
 
 
 def _use_problems(document: YamlDocument, here: DocumentPath, entry: Mapping[str, Any]) -> list[FileProblem]:

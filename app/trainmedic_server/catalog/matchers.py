@@ -70,7 +70,7 @@ def parse(text: str) -> tuple[Matcher, ...]:
         (_, label), (_, operator), (kind, value) = tokens[:3]
         if kind == "operator" or tokens[0][0] == "operator" or not label:
             raise ValueError(_malformed(tokens))
-        matchers.append(_matcher(label, operator, value))
+        matchers.append(Matcher(label, operator, value, Pattern(value) if operator in ("=~", "!~") else None))
         tokens = tokens[3:]
         if tokens and tokens[0] != ("mark", ","):
             raise ValueError(f"expected ',' or the end, not {shown(tokens[0][1])}")
@@ -78,12 +78,6 @@ def parse(text: str) -> tuple[Matcher, ...]:
     if not matchers:
         raise ValueError('a matcher is a label, an operator (=, !=, =~, !~) and a value: severity="critical"')
     return tuple(matchers)
-
-
-def _matcher(label: str, operator: str, value: str) -> Matcher:
-    if operator not in ("=~", "!~"):
-        return Matcher(label, operator, value)
-    return Matcher(label, operator, value, Pattern(value))
 
 
 _LOOKS_LIKE_PATTERN = re.compile(r"[\w.-]+(\|[\w.-]+)+|.*\.[*+].*|\^.*|.*\w\*|\*")

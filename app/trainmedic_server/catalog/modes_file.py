@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trainmedic_core import model_errors, yaml_text
-from trainmedic_core.setting_sources import unreadable_file
+from trainmedic_core.setting_sources import read_text
 from trainmedic_server.domain import host_lists, selectors
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.playbook_target import Selected
@@ -52,11 +52,7 @@ class _File(BaseModel):
 
 def load(path: Path) -> TargetModes:
     """Raises ConfigurationError with file, line and field."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(unreadable_file("--modes", path, error)) from error
-    documents, problems = yaml_text.read(text, str(path))
+    documents, problems = yaml_text.read(read_text("--modes", path), str(path))
     if not problems and len(documents) != 1:
         raise ConfigurationError(f"modes file {path}: must be one YAML document, such as {_EXAMPLE}")
     if problems:

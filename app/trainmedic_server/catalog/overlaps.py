@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from trainmedic_core.problems import FileProblem
-from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook, by_alertname
 from trainmedic_server.catalog.matchers import Matcher
 from trainmedic_server.domain.playbook import ActionStep, Mode
 from trainmedic_server.ports.actions import Actions
@@ -16,12 +16,8 @@ _WORDS = re.compile(r"[\w -]+(\|[\w -]+)*")  # a pattern that lists values
 
 
 def warnings(playbooks: Sequence[YamlPlaybook], actions: Actions) -> Iterator[FileProblem]:
-    by_alertname: dict[str, list[YamlPlaybook]] = {}
-    for playbook in playbooks:
-        if acts(playbook, actions):
-            for name in dict.fromkeys(playbook.definition.on.alertnames):
-                by_alertname.setdefault(name, []).append(playbook)
-    for name, rivals in by_alertname.items():
+    acting = by_alertname(playbook for playbook in playbooks if acts(playbook, actions))
+    for name, rivals in acting.items():
         for first, second in itertools.combinations(rivals, 2):
             if _both_match(first.matchers, second.matchers) and not _one_is_exclusive(first, second):
                 yield FileProblem(second.source, second.line, 1, _warning(name, first, second))

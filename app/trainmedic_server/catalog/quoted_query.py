@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from trainmedic_core.errors import ExpressionError
-from trainmedic_core.expressions.evaluation import Expression, TextTemplate
+from trainmedic_core.expressions.evaluation import Expression, TextTemplate, as_text
 from trainmedic_core.target import PARTS
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.run import Run
@@ -33,7 +33,7 @@ class QuotedQuery(Struct, frozen=True):
     def rendered(self, scope: Mapping[str, Any]) -> str:
         """Raises ExpressionError."""
         made = [
-            piece if isinstance(piece, str) else promql.escaped(str(piece.evaluate(scope))) for piece in self.pieces
+            piece if isinstance(piece, str) else promql.escaped(as_text(piece.evaluate(scope))) for piece in self.pieces
         ]
         query = "".join(made)
         if len(query) > promql.LONGEST_QUERY:

@@ -19,8 +19,7 @@ import trainmedic
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Rollback, ScaleLr
 from trainmedic_server.demo.faults import FaultKind
-from trainmedic_server.demo.training_pace import StepPace
-from trainmedic_server.demo.training_text import SPOILED_BATCHES, Explosion, FaultFile, training_text
+from trainmedic_server.demo.training_text import SPOILED_BATCHES, Explosion, FaultFile, StepPace, training_text
 
 _BATCH = 64
 _LEARNING_RATE = 4.0

@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 import trainmedic
 import trainmedic.torch
 from trainmedic_server.demo.faults import FaultKind
-from trainmedic_server.demo.training_pace import StepPace
-from trainmedic_server.demo.training_text import SPOILED_BATCHES, Explosion, FaultFile, training_text
+from trainmedic_server.demo.training_text import SPOILED_BATCHES, Explosion, FaultFile, StepPace, training_text
 
 _CONTEXT, _WIDTH, _HIDDEN, _BATCH = 12, 16, 64, 64
 _LEARNING_RATE = 3e-3

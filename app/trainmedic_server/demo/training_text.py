@@ -1,4 +1,4 @@
-"""Text and faults that both trainings of the demo share."""
+"""What both trainings of the demo share: their text, pace and faults."""
 
 from __future__ import annotations
 
@@ -12,11 +12,22 @@ from trainmedic_server.demo.faults import FaultKind
 SPOILED_BATCHES = 120
 EXPLODED_SECONDS = 15.0
 _EXPLOSION = 500.0
+_STEP_SECONDS = 0.1
 
 
 def training_text() -> str:
     """Return the source of Python's json package."""
     return "".join(path.read_text(encoding="utf-8") for path in sorted(Path(json.__file__).parent.glob("*.py")))
+
+
+class StepPace:
+    def __init__(self) -> None:
+        self._due = time.monotonic()
+
+    def wait(self) -> None:
+        """Sleep until the next step is due. Lost time is not made up for."""
+        self._due = max(self._due + _STEP_SECONDS, time.monotonic())
+        time.sleep(max(0.0, self._due - time.monotonic()))
 
 
 class Explosion:
@@ -48,9 +59,7 @@ class FaultFile:
         """Return each fault once."""
         try:
             kind = FaultKind(self._path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except ValueError:  # it is just being written
+        except (FileNotFoundError, ValueError):  # ValueError: it is just being written
             return None
         self._path.unlink()
         return kind

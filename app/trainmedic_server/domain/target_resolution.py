@@ -41,9 +41,11 @@ def resolve(
 
 
 def bounded(target: Target) -> Target | Unresolved:
-    """Refuse a name that is too long for a database index."""
+    """Refuse a name that a database cannot store, or is too long for its index."""
     for part, name in {**target.parts, "selector": target.group}.items():
         shown = "GPU" if part == "gpu" else part
+        if name is not None and "\0" in name:
+            return Unresolved("target_unknown", f"the {shown}'s name has a NUL character: {name[:40]!r}")
         if name is not None and len(name.encode(errors="replace")) > LONGEST_NAME:
             begins = f"{name[:40]!r}…"
             return Unresolved("target_unknown", f"the {shown}'s name is longer than {LONGEST_NAME} bytes: {begins}")

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
-from trainmedic.wire.envelope import Command, Reply
+from trainmedic.wire.envelope import Command, Reply, new_id
 from trainmedic.wire.steady_time import ClockStep
+from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import Identity
 from trainmedic_server.domain.message import Severity
 
@@ -102,6 +103,40 @@ class CommandBus(Protocol):
     async def check(self) -> None:
         """Raises BusUnavailable."""
         ...
+
+
+def own_command(
+    action: str,
+    target: Target,
+    params: Mapping[str, Any],
+    reason: str,
+    issued_at: datetime,
+    expires_at: datetime,
+    run_id: str = "",
+) -> Command:
+    """Return a command of the server itself, which is no attempt of a step."""
+    return Command(
+        id=new_id(int(issued_at.timestamp() * 1000)),
+        action=action,
+        target={"kind": str(target.kind), **{name: value for name, value in target.parts.items() if value is not None}},
+        params=params,
+        run_id=run_id,
+        playbook="",
+        reason=reason,
+        issued_at=issued_at,
+        expires_at=expires_at,
+    )
+
+
+async def final_replies(bus: CommandBus, command: Command) -> list[Reply]:
+    """Send a command whose outcome needs no redelivery. Do not wait for a receiver that is not connected."""
+
+    async def stop_waiting() -> bool:
+        return True
+
+    replies = await bus.request(command, stop_waiting)
+    bus.acknowledge(command.id)
+    return [reply for reply in replies if reply.is_final]
 
 
 class Notifier(Protocol):

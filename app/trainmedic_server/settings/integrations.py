@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from trainmedic_core.problems import did_you_mean
 from trainmedic_core.setting_sources import SettingSource
 from trainmedic_server.domain.event_codec import EVENT_KINDS
-from trainmedic_server.settings.values import ExpandedPath, HttpUrl
+from trainmedic_server.settings.values import ExpandedPath, HttpUrl, SettingGroup
 
 
 def _event_kind(value: str) -> str:
@@ -22,9 +22,7 @@ def _event_kind(value: str) -> str:
 EventKind = Annotated[str, AfterValidator(_event_kind)]
 
 
-class IntegrationSettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
-
+class IntegrationSettings(SettingGroup):
     events_to: Annotated[HttpUrl | None, SettingSource("TRAINMEDIC_EVENTS_TO", "--events-to", "URL", secret=True)] = (
         Field(
             None,

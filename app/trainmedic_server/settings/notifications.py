@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
 from trainmedic_core.setting_sources import SettingSource
 from trainmedic_server.domain.message import MessageKind, MessageRule, parse_rules
 from trainmedic_server.domain.message_routes import VARIABLE, MessageRoutes, routes_of
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.settings.values import Channels, ExpandedPath, ExternalUrl, MessageRules, RoutesText
+from trainmedic_server.settings.values import (
+    Channels,
+    ExpandedPath,
+    ExternalUrl,
+    MessageRules,
+    RoutesText,
+    SettingGroup,
+)
 
 
-class NotificationSettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
-
+class NotificationSettings(SettingGroup):
     notify_urls: Annotated[Channels, SettingSource("TRAINMEDIC_NOTIFY_URLS", secret=True)] = Field(
         {},
         description=(
@@ -75,23 +80,16 @@ class NotificationSettings(BaseModel):
             raise ConfigurationError(f"{VARIABLE}: {error}") from error
 
 
-def _begins(value: SecretStr, beginning: str) -> SecretStr:
-    if not value.get_secret_value().startswith(beginning):
-        raise ValueError(f"must be a token that begins with {beginning}")
-    return value
+def _begins_with(beginning: str) -> AfterValidator:
+    def check(value: SecretStr) -> SecretStr:
+        if not value.get_secret_value().startswith(beginning):
+            raise ValueError(f"must be a token that begins with {beginning}")
+        return value
+
+    return AfterValidator(check)
 
 
-def _bot(value: SecretStr) -> SecretStr:
-    return _begins(value, "xoxb-")
-
-
-def _app(value: SecretStr) -> SecretStr:
-    return _begins(value, "xapp-")
-
-
-class SlackSettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
-
+class SlackSettings(SettingGroup):
     slack: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_SLACK_FILE", "--slack", "FILE")] = Field(
         None,
         description=(
@@ -100,10 +98,10 @@ class SlackSettings(BaseModel):
         ),
     )
     slack_bot_token: Annotated[
-        Annotated[SecretStr, AfterValidator(_bot)] | None, SettingSource("TRAINMEDIC_SLACK_BOT_TOKEN", secret=True)
+        Annotated[SecretStr, _begins_with("xoxb-")] | None, SettingSource("TRAINMEDIC_SLACK_BOT_TOKEN", secret=True)
     ] = Field(None, description="The Slack app's bot token (xoxb-).")
     slack_app_token: Annotated[
-        Annotated[SecretStr, AfterValidator(_app)] | None, SettingSource("TRAINMEDIC_SLACK_APP_TOKEN", secret=True)
+        Annotated[SecretStr, _begins_with("xapp-")] | None, SettingSource("TRAINMEDIC_SLACK_APP_TOKEN", secret=True)
     ] = Field(
         None,
         description=("The Slack app's app-level token (xapp-, scope connections:write)."),

@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError
 
 from trainmedic.settings import key_reader
 from trainmedic.wire.signing import Signer
@@ -38,6 +38,7 @@ from trainmedic_server.settings.values import (
     PageUrl,
     PositiveDuration,
     RedisUrl,
+    SettingGroup,
     SigningKey,
     StoreUrl,
     TakeoverDuration,
@@ -59,9 +60,7 @@ def _network(value: Any) -> Any:
         raise ValueError("must be an address or a network, such as 10.0.3.7 or 10.0.3.0/24") from None
 
 
-class AccessSettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
-
+class AccessSettings(SettingGroup):
     trusted_proxies: Annotated[
         tuple[Annotated[Network, BeforeValidator(_network)], ...],
         BeforeValidator(_listed),

@@ -1,6 +1,6 @@
-"""Types of the server's settings.
+"""Base and types of the server's settings.
 
-They raise ValueError, which `server.load` turns into a message with the flag or variable.
+The types raise ValueError, which `server.load` turns into a message with the flag or variable.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
 from trainmedic.wire.connection import open_client
 from trainmedic_core.fields import Duration
@@ -20,6 +20,10 @@ from trainmedic_core.setting_sources import expanded
 from trainmedic_server.domain.message import parse_rules
 from trainmedic_server.domain.message_routes import parse_routes
 from trainmedic_server.domain.playbook import Mode
+
+
+class SettingGroup(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
 
 
 def _lower(value: Any) -> Any:
@@ -53,17 +57,6 @@ def _takeover(value: timedelta) -> timedelta:
     return value
 
 
-def _url_of(*schemes: str) -> Callable[[SecretStr], SecretStr]:
-    beginnings = tuple(f"{scheme}://" for scheme in schemes)
-
-    def check(url: SecretStr) -> SecretStr:
-        if not url.get_secret_value().startswith(beginnings):
-            raise ValueError("must be a URL that begins with " + " or ".join(beginnings))
-        return url
-
-    return check
-
-
 def _redis_url(url: SecretStr) -> SecretStr:
     # Raises ValueError. No connection is made.
     open_client(url.get_secret_value()).close()
@@ -76,7 +69,11 @@ def _http_url(url: SecretStr) -> SecretStr:
 
 
 def _store_url(url: SecretStr) -> SecretStr:
-    check_http_url(url.get_secret_value().partition("+")[2])  # after the kind of store
+    kind, plus, http_url = url.get_secret_value().partition("+")
+    if kind not in LINE_STORES or not plus or not http_url.startswith(("http://", "https://")):
+        beginnings = (f"{kind}+{scheme}://" for kind in LINE_STORES for scheme in ("http", "https"))
+        raise ValueError("must be a URL that begins with " + " or ".join(beginnings))
+    check_http_url(http_url)
     return url
 
 
@@ -165,26 +162,20 @@ TakeoverDuration = Annotated[Duration, AfterValidator(_takeover)]
 SigningKey = Annotated[SecretStr, AfterValidator(_signing_key)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
-StoreUrl = Annotated[
-    SecretStr,
-    AfterValidator(_url_of(*(f"{kind}+{scheme}" for kind in LINE_STORES for scheme in ("http", "https")))),
-    AfterValidator(_store_url),
-]
+StoreUrl = Annotated[SecretStr, AfterValidator(_store_url)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database)]
 
 
-def _message_rules(value: str) -> str:
-    parse_rules(value)
-    return value
+def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
+    def check(value: str) -> str:
+        parse(value)
+        return value
+
+    return AfterValidator(check)
 
 
-def _routes_text(value: str) -> str:
-    parse_routes(value)
-    return value
-
-
-MessageRules = Annotated[str, AfterValidator(_message_rules)]
-RoutesText = Annotated[str, AfterValidator(_routes_text)]
+MessageRules = Annotated[str, _parsed_by(parse_rules)]
+RoutesText = Annotated[str, _parsed_by(parse_routes)]
 PageUrl = Annotated[str, AfterValidator(_page_url)]
 ExternalUrl = Annotated[str, AfterValidator(_external_url)]
 HostAndPort = Annotated[str, AfterValidator(_host_and_port)]

@@ -160,15 +160,13 @@ class Replay:
                 else:
                     self._decide(pending, now)
         for run in self._spool.runs():
-            if run.has_started and not run.is_observed and run.started_by is None and self._is_in_period(run):
+            is_in_period = self._result.first is not None and run.timestamp >= self._result.first
+            if run.has_started and not run.is_observed and run.started_by is None and is_in_period:
                 self._result.of(run.playbook).then_time.add_ended(
                     self._gpus(run.parsed_target, run), run.timestamp, run.ended
                 )
         self._result.breaker_opened = self._runs.breaker_opened
         return self._result
-
-    def _is_in_period(self, run: RecordedRun) -> bool:
-        return self._result.first is not None and run.timestamp >= self._result.first
 
     def _given_runs(self) -> Iterator[tuple[ReplayedRun, Guards]]:  # that count as recorded (`ReplayResult.given_runs`)
         for recorded in self._spool.given_runs(self._result.first or FAR):

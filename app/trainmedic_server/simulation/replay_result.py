@@ -61,25 +61,22 @@ class GpuTime(Struct):
     def add(self, gpus: int | None, run: ReplayedRun) -> None:
         if run.is_observed:
             return
+        has_least = run.is_certain and run.ends_from < FAR
+        least = max(run.ends_from - run.latest, timedelta()) if has_least else timedelta()
+        self._add(gpus, least, run.ends_by - run.earliest if run.ends_by < FAR else None)
+
+    def add_ended(self, gpus: int | None, began: datetime, ended: tuple[datetime, datetime] | None) -> None:
+        if ended is None:
+            self._add(gpus, timedelta(), None)
+        else:
+            self._add(gpus, ended[0] - began, ended[1] - began)
+
+    def _add(self, gpus: int | None, least: timedelta, most: timedelta | None) -> None:
         if gpus is None:
             self.uncounted_runs += 1
             return
-        if run.is_certain:
-            self.at_least += gpus * max(run.ends_from - run.latest, timedelta()) if run.ends_from < FAR else timedelta()
-        if run.ends_by >= FAR:
-            self.at_most = None
-        elif self.at_most is not None:
-            self.at_most += gpus * (run.ends_by - run.earliest)
-
-    def add_ended(self, gpus: int | None, began: datetime, ended: tuple[datetime, datetime] | None) -> None:
-        if gpus is None:
-            self.uncounted_runs += 1
-        elif ended is None:
-            self.at_most = None
-        else:
-            self.at_least += gpus * (ended[0] - began)
-            if self.at_most is not None:
-                self.at_most += gpus * (ended[1] - began)
+        self.at_least += gpus * least
+        self.at_most = None if self.at_most is None or most is None else self.at_most + gpus * most
 
     def as_data(self) -> dict[str, Any]:
         return {

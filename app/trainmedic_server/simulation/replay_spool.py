@@ -6,17 +6,16 @@ import itertools
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from types import TracebackType
 
 import msgspec
 from msgspec import Struct
 
 from trainmedic_core.target import Target
+from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of
 from trainmedic_server.simulation.recorded import RecordedReaction, RecordedRun
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _BATCH = 1000  # rows written at once
 
 
@@ -72,13 +71,13 @@ class ReplaySpool:
         self._folder.cleanup()
 
     def add_alert(self, alert: SpooledAlert) -> None:
-        row = (_micros(alert.first_heard), alert.fingerprint, _micros(alert.starts_at), alert.count)
+        row = (microseconds_of(alert.first_heard), alert.fingerprint, microseconds_of(alert.starts_at), alert.count)
         self._alerts.append((*row, self._encoder.encode(alert)))
         if len(self._alerts) >= _BATCH:
             self._write()
 
     def add_run(self, run: RecordedRun) -> None:
-        row = run.run_id, _micros(run.timestamp), run.started_by is not None
+        row = run.run_id, microseconds_of(run.timestamp), run.started_by is not None
         self._runs.append((*row, self._encoder.encode(run)))
         if len(self._runs) >= _BATCH:
             self._write()
@@ -116,11 +115,7 @@ class ReplaySpool:
         """Yield, by time, runs that people started and those from before this time."""
         self._write()
         chosen = "SELECT data FROM runs WHERE by_person OR at < ? ORDER BY at, id"
-        return map(self._decoded, self._database.execute(chosen, (_micros(before),)))
+        return map(self._decoded, self._database.execute(chosen, (microseconds_of(before),)))
 
     def _decoded(self, row: tuple[bytes]) -> RecordedRun:
         return self._run_decoder.decode(row[0])
-
-
-def _micros(moment: datetime) -> int:
-    return (moment - _EPOCH) // _MICROSECOND

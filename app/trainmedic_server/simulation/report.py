@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from trainmedic_core.problems import FileProblem
+from msgspec.structs import asdict
+
 from trainmedic_logs.simulation.test_results import FileResult
 
 
@@ -20,13 +21,9 @@ def _file(file: FileResult) -> dict[str, Any]:
             "line": result.line,
             "passed": not result.failures,
             "seconds": round(result.seconds, 6),
-            "failures": [_problem(failure) for failure in result.failures],
+            "failures": [asdict(failure) for failure in result.failures],
         }
         for result in file.results
     ]
-    problems = [_problem(problem) for problem in file.problems]
+    problems = [asdict(problem) for problem in file.problems]
     return {"file": str(file.path), "passed": file.passed, "problems": problems, "tests": tests}
-
-
-def _problem(problem: FileProblem) -> dict[str, Any]:
-    return {"file": problem.file, "line": problem.line, "column": problem.column, "message": problem.message}

@@ -17,7 +17,7 @@ from trainmedic_core.expressions.regexes import ValueTooLong
 from trainmedic_core.problems import FileProblem
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog.alert_map import CompiledAlertMap, Rename
-from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+from trainmedic_server.catalog.compiled_playbook import YamlPlaybook, by_alertname
 from trainmedic_server.catalog.matchers import Matcher
 from trainmedic_server.domain import proof
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert, AlertStatus
@@ -166,10 +166,7 @@ def _texts(value: Any) -> dict[str, str]:
 def outcomes(
     alerts: Sequence[NamedAlert], alert_map: CompiledAlertMap, playbooks: Sequence[YamlPlaybook]
 ) -> list[RuleOutcome]:
-    reacting: dict[str, list[YamlPlaybook]] = {}
-    for playbook in playbooks:
-        for name in dict.fromkeys(playbook.definition.on.alertnames):
-            reacting.setdefault(name, []).append(playbook)
+    reacting = by_alertname(playbooks)
     return [_outcome(alert, alert_map, reacting) for alert in alerts]
 
 
@@ -225,16 +222,13 @@ def _reaction(playbook: YamlPlaybook, labels: Mapping[str, str], known: frozense
         match = playbook.match(Alert("", AlertStatus.FIRING, labels, {}, _AT))
         return ("" if match.matched else match.why), []
     refusal, needed = _judged(playbook.matchers, labels, known)
-    if not refusal and playbook.condition is not None:
+    if refusal:
+        return refusal, needed
+    if playbook.condition is not None:
         needed.append(f"on.when: {playbook.condition.text}")
-    return (refusal, needed) if refusal else _proven(playbook, labels, needed)
-
-
-def _proven(playbook: YamlPlaybook, labels: Mapping[str, str], needed: list[str]) -> tuple[str, list[str]]:
-    """Let an unknown label satisfy ``on.proof``: it may hold a code."""
     proofs = playbook.definition.on.proofs
     missing = proof.lacking(proofs, Alert("", AlertStatus.FIRING, labels, {}, _AT))
-    if missing and AlertProof.HARDWARE_XID in proofs:
+    if missing and AlertProof.HARDWARE_XID in proofs:  # An unknown label may hold a code.
         return "", [*needed, "a label holds an XID that means hardware"]
     return missing, needed
 

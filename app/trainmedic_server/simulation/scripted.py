@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any, ClassVar
 
 from msgspec import Struct
 from pydantic import BaseModel
 
-from trainmedic_core.target import Target, TargetKind
+from trainmedic_core.target import Target
 from trainmedic_server import errors
+from trainmedic_server.actions.base import BasicAction
 from trainmedic_server.actions.commands import COMPARED
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.destinations import command_id_of
@@ -74,14 +74,11 @@ class ScriptedActions:
         return _ScriptedAction(spec, self._script, self._store, self._clock)
 
 
-class _ScriptedAction:
+class _ScriptedAction(BasicAction):
     """The engine uses the real class for parameters, targets and inverses."""
 
     name: ClassVar[str] = "scripted"
     summary: ClassVar[str] = "Does as a test says."
-    targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
-    harmful: ClassVar[bool] = True
-    default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
     Params: ClassVar[type[BaseModel]] = BaseModel
 
     def __init__(self, real: type[Action], script: Script, store: RunStore, clock: Clock) -> None:
@@ -106,23 +103,13 @@ class _ScriptedAction:
                 raise errors.EffectDisproved(reply.reason or "something else came of it", reply.output)
             case ReplyOutcome.FAILED:
                 raise errors.TemporaryFailure(reply.reason or "failed", reply.output)
-            case ReplyOutcome.REJECTED:
-                raise errors.PermanentFailure(reply.reason or "rejected", reply.output)
-            case ReplyOutcome.UNSUPPORTED:
-                raise errors.PermanentFailure(reply.reason or "unsupported", reply.output)
+            case ReplyOutcome.REJECTED | ReplyOutcome.UNSUPPORTED:
+                raise errors.PermanentFailure(reply.reason or str(reply.outcome), reply.output)
             case ReplyOutcome.SKIPPED:
                 raise errors.NotSetUp(reply.reason or "the server is not set up for it", reply.output)
             case ReplyOutcome.TIMEOUT:
                 await self._clock.sleep_until(call.deadline)
                 raise errors.OutcomeUnknown(reply.reason or "no reply in time", reply.output)
-
-    def outcome_saved(self, command_id: str) -> None:
-        """Do nothing: no resource is held."""
-
-    @classmethod
-    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        """Return None; the engine never calls it."""
-        return
 
 
 class _CallingStep(Struct, frozen=True):

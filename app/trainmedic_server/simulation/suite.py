@@ -156,7 +156,9 @@ class _Scenario:
         self.script = Script(self.test.replies)
         self.scripted = ScriptedActions(self.actions, self.script, self.store, self.clock)
         self.engine = await self._start()
-        self.logs = self._log_scenario()
+        sender = IntakeAlertSender(self._admit, self.clock)
+        rules, fixtures = self.parts.rules, self.parts.fixtures
+        self.logs = LogScenario(self.test.job, rules, fixtures, self.store, self.clock, sender, self.metrics)
         for moment, path, entry in _timeline(self.test):
             await self._pass_until(BEGINNING + moment)
             match entry:
@@ -170,15 +172,10 @@ class _Scenario:
                     await self._check(entry, path)
             await self._run_until_idle()
         await self._run_to_end()
-        for path, check in _checks(self.test):
+        for index, check in enumerate(self.test.expect):
             if check.at is None:
-                await self._check(check, path)
+                await self._check(check, ("expect", index))
         await self.engine.stop()
-
-    def _log_scenario(self) -> LogScenario:
-        rules, fixtures = self.parts.rules, self.parts.fixtures
-        sender = IntakeAlertSender(self._admit, self.clock)
-        return LogScenario(self.test.job, rules, fixtures, self.store, self.clock, sender, self.metrics)
 
     async def _pass_until(self, moment: datetime) -> None:
         while self.test.lines and self.clock.now() < moment:
@@ -198,15 +195,7 @@ class _Scenario:
         verdicts = {job.name: VerdictsOnJob(given, given)} if given else {}
         topology = Topology(inventory.parse(self.test.inventory), verdicts=verdicts)
         limits = EngineLimits(mode=self.test.mode, max_age=self.test.max_age)
-        engine = Engine(
-            self.store,
-            self.catalog,
-            self.scripted,
-            self.clock,
-            limits,
-            self.metrics,
-            lambda: topology,
-        )
+        engine = Engine(self.store, self.catalog, self.scripted, self.clock, limits, self.metrics, lambda: topology)
         await engine.start()
         self.ends = None
         if any(playbook.definition.on.run for playbook in self.catalog.all()):
@@ -366,13 +355,9 @@ def _timeline(test: TestEntry) -> list[tuple[timedelta, DocumentPath, _Entry]]:
         entries.extend((line.at + line.every * number, ("lines", index), line) for number in range(line.times))
     entries.extend((alert.at, ("alerts", index), alert) for index, alert in enumerate(test.alerts))
     entries.extend((order.at, ("orders", index), order) for index, order in enumerate(test.orders))
-    entries.extend((check.at, path, check) for path, check in _checks(test) if check.at is not None)
+    checks = enumerate(test.expect)
+    entries.extend((check.at, ("expect", index), check) for index, check in checks if check.at is not None)
     return sorted(entries, key=lambda entry: entry[0])
-
-
-def _checks(test: TestEntry) -> Iterator[tuple[DocumentPath, Check]]:
-    for index, check in enumerate(test.expect):
-        yield ("expect", index), check
 
 
 def unknown_names(suite: Suite, playbooks: Sequence[CompiledPlaybook], actions: Actions) -> Iterator[FileProblem]:

@@ -146,6 +146,11 @@ class ReplyModel(_Model):
 Reply = Annotated[ReplyModel, BeforeValidator(_long_form)]
 
 
+def _text_as(member: str) -> BeforeValidator:
+    """Read a text as the model with only this member."""
+    return BeforeValidator(lambda value: {member: value} if isinstance(value, str) else value)
+
+
 class UndoExpected(_Model):
     """Expected undo; `params` may be a subset."""
 
@@ -163,11 +168,7 @@ class StepExpected(_Model):
     attempts: int | None = None
     error: str | None = None
     message: str | None = None
-    undo: Annotated[UndoExpected, BeforeValidator(lambda value: _status_alone(value))] | None = None
-
-
-def _status_alone(value: Any) -> Any:
-    return {"status": value} if isinstance(value, str) else value
+    undo: Annotated[UndoExpected, _text_as("status")] | None = None
 
 
 class GroupExpected(_Model):
@@ -193,7 +194,7 @@ class RunExpected(_Model):
     message: str | None = None
     alerts: int | None = Field(None, description="Number of alerts of the run, including joined ones.")
     group: GroupExpected | None = None
-    steps: dict[str, Annotated[StepExpected, BeforeValidator(_status_alone)]] = {}
+    steps: dict[str, Annotated[StepExpected, _text_as("status")]] = {}
     events: tuple[str, ...] | None = Field(None, description="Event kinds in this order; others may be in between.")
 
 
@@ -217,26 +218,9 @@ class Check(LogCheck):
 
     model_config = ConfigDict(extra="forbid")
 
-    decisions: (
-        tuple[
-            Annotated[
-                DecisionExpected,
-                BeforeValidator(lambda value: {"decision": value} if isinstance(value, str) else value),
-            ],
-            ...,
-        ]
-        | None
-    ) = None
+    decisions: tuple[Annotated[DecisionExpected, _text_as("decision")], ...] | None = None
     runs: tuple[RunExpected, ...] | None = None
-    calls: (
-        tuple[
-            Annotated[
-                CallExpected, BeforeValidator(lambda value: {"action": value} if isinstance(value, str) else value)
-            ],
-            ...,
-        ]
-        | None
-    ) = None
+    calls: tuple[Annotated[CallExpected, _text_as("action")], ...] | None = None
     paused: bool | None = None
     breaker_open: bool | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from trainmedic_server.ports.store import RunStore
 PRUNE_EVERY = timedelta(hours=1)
 _PRUNE_FIRST_AFTER = timedelta(minutes=1)  # the start is busy
 _ANSWERS_WITHIN = 10.0  # Seconds to wait at the start. A network file system may hang while its server is down.
+
+Loop = tuple[Coroutine[Any, Any, None], str]  # with the name of its task
 
 log = telemetry.logger(__name__)
 
@@ -66,10 +68,7 @@ async def prune_for_ever(
     await loops.repeat(prune, PRUNE_EVERY, "retention", metrics, sleep=sleep)
 
 
-@contextlib.asynccontextmanager
-async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    task = asyncio.create_task(work, name=name)
-    try:
-        yield
-    finally:
-        await end_tasks([task])
+def run_in_background(stack: contextlib.AsyncExitStack, *loops: Loop) -> None:
+    """Start these loops, and end them when the stack unwinds."""
+    for work, name in loops:
+        stack.push_async_callback(end_tasks, [asyncio.create_task(work, name=name)])

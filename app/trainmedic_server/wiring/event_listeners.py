@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from pydantic import SecretStr
 
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.cloud_events import CloudEvents
@@ -20,6 +22,7 @@ from trainmedic_server.engine.run_ends import RunEnds
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import Catalog
 from trainmedic_server.settings.server import ServerSettings
+from trainmedic_server.wiring.background import Loop
 
 
 def opened_prometheus(
@@ -41,31 +44,28 @@ async def listener_loops(
     clock: Clock,
     metrics: telemetry.Metrics,
     stack: contextlib.AsyncExitStack,
-) -> list[tuple[Coroutine[Any, Any, None], str]]:
-    loops: list[tuple[Coroutine[Any, Any, None], str]] = []  # with the names of their tasks
+) -> list[Loop]:
+    def endpoint(url: SecretStr, token: Path | None, what: str, flag: str) -> JsonEndpoint:
+        made = JsonEndpoint(url.get_secret_value(), token, what, flag)
+        stack.push_async_callback(made.close)
+        return made
+
+    loops: list[Loop] = []
     listeners: list[EventListener] = [RunEnds(store, catalog, admit, clock)]
     if prometheus is not None:
         listeners.append(EffectRecorder(store, catalog))
         loops.append((EffectMeasuring(store, prometheus, clock, metrics).run(), "effects due"))
     if settings.events_to is not None:
-        endpoint = JsonEndpoint(
-            settings.events_to.get_secret_value(), settings.events_token, "the receiver of events", "--events-token"
-        )
-        stack.push_async_callback(endpoint.close)
+        receiver = endpoint(settings.events_to, settings.events_token, "the receiver of events", "--events-token")
         # Without an external URL, the store's identity distinguishes the events of two clusters.
         source = settings.external_url or f"urn:trainmedic:{await store.identity()}"
-        listeners.append(CloudEvents(endpoint, source, settings.events_kinds, metrics.events_left_out.inc))
+        listeners.append(CloudEvents(receiver, source, settings.events_kinds, metrics.events_left_out.inc))
     if settings.grafana is not None:
-        endpoint = JsonEndpoint(
-            settings.grafana.get_secret_value(), settings.grafana_token, "Grafana", "--grafana-token"
-        )
-        stack.push_async_callback(endpoint.close)
-        listeners.append(GrafanaAnnotations(endpoint, store, settings.external_url))
+        grafana = endpoint(settings.grafana, settings.grafana_token, "Grafana", "--grafana-token")
+        listeners.append(GrafanaAnnotations(grafana, store, settings.external_url))
     if settings.traces_to is not None:
-        endpoint = JsonEndpoint(
-            settings.traces_to.get_secret_value(), settings.traces_token, "the collector of traces", "--traces-token"
+        collector = endpoint(settings.traces_to, settings.traces_token, "the collector of traces", "--traces-token")
+        listeners.append(
+            RunTraces(collector, store, await store.identity(), settings.external_url, metrics.spans_left_out.inc)
         )
-        stack.push_async_callback(endpoint.close)
-        instance = await store.identity()
-        listeners.append(RunTraces(endpoint, store, instance, settings.external_url, metrics.spans_left_out.inc))
     return [*loops, *((EventDispatcher(store, store, each, metrics).run(), each.name) for each in listeners)]

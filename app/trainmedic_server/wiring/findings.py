@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 from msgspec import Struct
@@ -27,12 +26,12 @@ from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.slow_jobs import SlowJobs
 from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable
-from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.findings import AlertSender
 from trainmedic_server.ports.job_pods import JobPods, NoPods
 from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.settings.server import ServerSettings
+from trainmedic_server.wiring.background import run_in_background
 
 # Interval at which a firing alert is sent to Alertmanager, as Prometheus does.
 ALERTMANAGER_AGAIN = timedelta(minutes=1)
@@ -60,9 +59,8 @@ class FindingParts(Struct, frozen=True):
     """Slow jobs are diagnosed only with Prometheus."""
     pods: JobPods = NoPods()
 
-    @contextlib.asynccontextmanager
-    async def started(self) -> AsyncIterator[None]:
-        """Run the parts during the block. Raises StoreUnavailable."""
+    async def start(self, stack: contextlib.AsyncExitStack) -> None:
+        """Run the parts until the stack unwinds. Raises StoreUnavailable."""
         clock, metrics, store, engine = self.clock, self.metrics, self.store, self.engine
         nodes = NodeWatch(self.topology.presences, store, clock, metrics)
         await nodes.start()
@@ -97,6 +95,8 @@ class FindingParts(Struct, frozen=True):
             pods=self.pods,
         )
         slow_jobs = SlowJobs(store, self.metric_history, verdicts, clock, metrics)
+        stack.push_async_callback(findings.close)
+        stack.push_async_callback(rule_publisher.close)
         loops = (
             slow_jobs.watch(),
             diagnoses.watch(),
@@ -105,15 +105,10 @@ class FindingParts(Struct, frozen=True):
             alert_sender.run(),
             findings.run(),
             rule_publisher.run(),
-            self._watch_rules(),
+            self.rules.watch(),
+            self._count_rules(),
         )
-        tasks = [asyncio.create_task(loop, name=f"findings-{number}") for number, loop in enumerate(loops)]
-        try:
-            yield
-        finally:
-            await end_tasks(tasks)
-            await findings.close()
-            await rule_publisher.close()
+        run_in_background(stack, *((loop, f"findings-{number}") for number, loop in enumerate(loops)))
 
     def _alert_sender(self) -> AlertSender:
         sender = self.alertmanager or IntakeAlertSender(self.engine.admit, self.clock)
@@ -125,12 +120,8 @@ class FindingParts(Struct, frozen=True):
         # Well before a silent alert counts as resolved.
         return min(INTAKE_AGAIN, self.settings.limits.assume_resolved_after / 4)
 
-    async def _watch_rules(self) -> None:
-        watching = asyncio.create_task(self.rules.watch())
-        try:
-            while True:
-                self.metrics.log_rules_loaded.set(len(self.rules.rule_set.rules))
-                self.metrics.log_rule_errors.set(len({problem.file for problem in self.rules.problems}))
-                await asyncio.sleep(1)
-        finally:
-            await end_tasks([watching])
+    async def _count_rules(self) -> None:
+        while True:
+            self.metrics.log_rules_loaded.set(len(self.rules.rule_set.rules))
+            self.metrics.log_rule_errors.set(len({problem.file for problem in self.rules.problems}))
+            await asyncio.sleep(1)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import platform
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from trainmedic_core.problems import FileProblem
 from trainmedic_server import telemetry
@@ -22,10 +20,10 @@ from trainmedic_server.engine.event_dispatch import EventDispatcher
 from trainmedic_server.engine.message_delivery import MessageDelivery
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.playbooks import Catalog
 from trainmedic_server.settings.server import ServerSettings
+from trainmedic_server.wiring.background import Loop
 
 log = telemetry.logger(__name__)
 
@@ -66,18 +64,16 @@ def warn_of_missing_channels(settings: ServerSettings, catalog: Catalog) -> None
         log.warning("no default channel for messages", why=caveat)
 
 
-@contextlib.asynccontextmanager
-async def sending_messages(
+async def message_loops(
     settings: ServerSettings,
     store: SqlStore,
     notifier: Notifier | None,
     clock: Clock,
     metrics: telemetry.Metrics,
     problems: Callable[[], Sequence[FileProblem]],
-) -> AsyncIterator[None]:
+) -> list[Loop]:
     if notifier is None:
-        yield
-        return
+        return []
     delivery = MessageDelivery(
         store,
         store,
@@ -91,11 +87,7 @@ async def sending_messages(
         fence=store.fence,
     )
     await delivery.begin()
-    task = asyncio.create_task(delivery.run(), name="messages")
-    try:
-        yield
-    finally:
-        await end_tasks([task])
+    return [(delivery.run(), "messages")]
 
 
 def slack_loops(
@@ -104,7 +96,7 @@ def slack_loops(
     engine: Engine,
     metrics: telemetry.Metrics,
     stack: contextlib.AsyncExitStack,
-) -> list[tuple[Coroutine[Any, Any, None], str]]:
+) -> list[Loop]:
     if settings.slack is None:
         return []
     # Imported here, because it is an extra, and most servers have none.

@@ -68,14 +68,13 @@ from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.job_pods import JobPods, NoPods
 from trainmedic_server.ports.outside import UNSIGNED, Notifier
-from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.slurm import Slurm
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.reports.reported_figures import ReportedFigures
 from trainmedic_server.settings.server import ServerSettings
 from trainmedic_server.wiring import interpreter, notifications
-from trainmedic_server.wiring.background import background, opened_archive, prune_for_ever
+from trainmedic_server.wiring.background import opened_archive, prune_for_ever, run_in_background
 from trainmedic_server.wiring.event_listeners import listener_loops, opened_prometheus
 from trainmedic_server.wiring.findings import FindingParts, log_rule_library
 from trainmedic_server.wiring.log_source import log_source
@@ -107,7 +106,7 @@ async def connect_redis(
         if caveat := embedded.caveat:
             log.warning("embedded Redis is outdated", reason=caveat)
     capacity = RedisCapacity(url, metrics, caveat)
-    await stack.enter_async_context(background(capacity.watch(), "room in Redis"))
+    run_in_background(stack, (capacity.watch(), "room in Redis"))
     return url, capacity.caveat
 
 
@@ -127,12 +126,9 @@ def signer_of(settings: ServerSettings) -> Signer | None:
 
 def needs_locations(catalog: Library, rules: LogRuleLibrary) -> bool:
     """Return whether playbooks or log findings need locations of jobs, GPUs and nodes."""
-    return bool(rules.rule_set.rules) or any(map(_has_located_target, catalog.all()))
-
-
-def _has_located_target(playbook: CompiledPlaybook) -> bool:
     # Locations serve to read labels, to find a job's GPUs, and to count the breaker's nodes.
-    return playbook.definition.target_kind is not TargetKind.CLUSTER
+    has_target = any(each.definition.target_kind is not TargetKind.CLUSTER for each in catalog.all())
+    return has_target or bool(rules.rule_set.rules)
 
 
 class TrainmedicServer:
@@ -255,13 +251,13 @@ class TrainmedicServer:
             )
             job_lives = await self._start_work(stack, bus, store, watch, engine, slurm_watch)
             shared = (settings, redis_url, store, engine, rules, watch, alerts, clock, metrics, signer, prometheus)
-            await stack.enter_async_context(FindingParts(*shared, pods).started())
+            await FindingParts(*shared, pods).start(stack)
             await self._start_upkeep(stack, catalog, store, engine, services.notifier, prometheus)
-            await stack.enter_async_context(background(alert_map.watch(), "alert map"))
+            run_in_background(stack, (alert_map.watch(), "alert map"))
             missing = notifications.missing_channels(settings)
-            watched = await self._start_service_watches(stack, alerts, prometheus)
+            watched = self._start_service_watches(stack, alerts, prometheus)
             reported = ReportedFigures(presences, clock)
-            await stack.enter_async_context(background(reported.watch(metrics), "reported figures"))
+            run_in_background(stack, (reported.watch(metrics), "reported figures"))
             yield factory.create_app(
                 engine=engine,
                 job_lives=job_lives,
@@ -302,23 +298,23 @@ class TrainmedicServer:
         prometheus: PrometheusApi | None,
     ) -> None:
         settings, clock, metrics = self._settings, self._clock, self._metrics
-        sending = notifications.sending_messages(settings, store, notifier, clock, metrics, lambda: catalog.problems)
-        await stack.enter_async_context(sending)
+        messages = await notifications.message_loops(
+            settings, store, notifier, clock, metrics, lambda: catalog.problems
+        )
         in_slack = slack_loops(settings, store, engine, metrics, stack)
         after = await listener_loops(settings, store, catalog, engine.admit, prometheus, clock, metrics, stack)
         pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention), self._archive)
         upkeep = ((catalog.watch(), "playbooks"), (pruning, "retention"), (metrics.watch_event_loop(), "event loop"))
-        for work, name in (*upkeep, *in_slack, *after):
-            await stack.enter_async_context(background(work, name))
+        run_in_background(stack, *messages, *upkeep, *in_slack, *after)
 
-    async def _start_service_watches(
+    def _start_service_watches(
         self, stack: contextlib.AsyncExitStack, alertmanager: AlertmanagerApi | None, prometheus: PrometheusApi | None
     ) -> dict[str, Callable[[], ServiceState]]:
         states = {}
         for name, service in (("alertmanager", alertmanager), ("prometheus", prometheus)):
             if service is not None:
                 watch = ServiceWatch(name, service.check, self._clock, self._metrics)
-                await stack.enter_async_context(background(watch.watch(), name))
+                run_in_background(stack, (watch.watch(), name))
                 states[name] = watch.state
         return states
 
@@ -346,7 +342,7 @@ class TrainmedicServer:
             with contextlib.suppress(ActionFailure, TimeoutError):  # `watch` logs it, and tries again
                 async with asyncio.timeout(_FIRST_LOOK_SECONDS):
                     await slurm.refresh()
-            await stack.enter_async_context(background(slurm.watch(), "slurm"))
+            run_in_background(stack, (slurm.watch(), "slurm"))
         presences, settings = topology.presences, self._settings
         agent_lives = AgentWatch(presences, store, self._clock, self._metrics, engine.ago, retention=settings.retention)
         # Do this before the first delivery, so that nodes whose agents are gone are known.
@@ -355,13 +351,13 @@ class TrainmedicServer:
         with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` logs it, and tries again
             async with asyncio.timeout(_FIRST_LOOK_SECONDS):
                 await topology.refresh()
-        await stack.enter_async_context(background(topology.watch(), "topology"))
+        run_in_background(stack, (topology.watch(), "topology"))
         await engine.start(notifications.name_among_several(self._settings))
         stack.push_async_callback(engine.stop)
         self._job_watch = job_lives = JobWatch(presences, store, self._clock, self._metrics, engine.ago)
         topology.slurm_ids = job_lives.slurm_ids
-        await stack.enter_async_context(background(job_lives.watch(), "jobs"))
-        await stack.enter_async_context(background(agent_lives.watch(), "agents"))
+        run_in_background(stack, (job_lives.watch(), "jobs"))
+        run_in_background(stack, (agent_lives.watch(), "agents"))
         self._metrics.working.set(1)
         stack.callback(self._metrics.working.set, 0)
         return job_lives
@@ -383,7 +379,11 @@ class TrainmedicServer:
         session: postgresql.LockSession | None,
         authenticator: auth.Authenticator,
     ) -> SqlStore:
-        store = await asyncio.to_thread(self._store, session)
+        on_error = self._metrics.store_errors.inc
+        if session is not None:
+            store = await asyncio.to_thread(SqlStore.of_session, session, on_error=on_error)
+        else:
+            store = await asyncio.to_thread(SqlStore.open, self._settings.database_url, on_error=on_error)
         stack.push_async_callback(store.close)
         if authenticator.has_tokens:
             authenticator.sessions = Sessions(store, self._clock)
@@ -392,12 +392,6 @@ class TrainmedicServer:
 
     def _connections(self) -> ConnectionLimits:
         return ConnectionLimits(per_client=self._settings.connections_per_client)
-
-    def _store(self, session: postgresql.LockSession | None) -> SqlStore:
-        on_error = self._metrics.store_errors.inc
-        if session is not None:
-            return SqlStore.of_session(session, on_error=on_error)
-        return SqlStore.open(self._settings.database_url, on_error=on_error)
 
     async def _services(
         self,
@@ -427,13 +421,10 @@ class TrainmedicServer:
             slurm=slurm,
             slurm_topology=slurm_topology,
             metrics=prometheus,
-            may_connect=self._may_connect,
+            may_connect=lambda job: self._job_watch is None or self._job_watch.may_connect(job),
             inventory_of=lambda node: written.attributes_by_node.get(node, {}),
             slurm_id_of=lambda job: self._job_watch.slurm_ids().get(job) if self._job_watch else None,
         )
-
-    def _may_connect(self, job: str) -> bool:
-        return self._job_watch is None or self._job_watch.may_connect(job)
 
     def _alertmanager(self, stack: contextlib.AsyncExitStack) -> AlertmanagerApi | None:
         settings = self._settings
@@ -470,8 +461,8 @@ class TrainmedicServer:
             return cluster, ClusterTopology, NoPods()
         pods = KubernetesPods(cluster, self._clock, self._metrics)
         watched = KubernetesTopology(cluster, self._clock, self._metrics, pods)
-        await stack.enter_async_context(background(watched.watch(), "cluster"))
-        await stack.enter_async_context(background(pods.watch(), "pods"))
+        run_in_background(stack, (watched.watch(), "cluster"))
+        run_in_background(stack, (pods.watch(), "pods"))
         with contextlib.suppress(TimeoutError):  # Until it answers, no node counts as unknown.
             async with asyncio.timeout(_FIRST_LOOK_SECONDS):
                 await watched.filled.wait()

@@ -72,6 +72,13 @@ class TextTemplate:
         return _with_named_errors(self._name, self.text, work)
 
 
+def as_text(value: Any) -> str:
+    """Write booleans as YAML does, and None as empty text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
+
 def _check_length(length: int) -> None:
     if length > LONGEST_TEXT:
         raise jinja2.TemplateRuntimeError(f"it makes over {LONGEST_TEXT} characters")

@@ -335,7 +335,7 @@ def _concatenate(values: list[Any]) -> str:
 @jinja2.pass_context
 def _finalize(context: Context, value: Any) -> Any:
     work_meter.current().weigh(value)
-    return value
+    return str(value).lower() if isinstance(value, bool) else value  # as `evaluation.as_text`
 
 
 def _environment() -> _Environment:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
-from trainmedic_server.errors import ConfigurationError, MetricsUnavailable
+from trainmedic_server.errors import MetricsUnavailable
 
 BEGIN = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -89,10 +89,3 @@ async def test_a_token_that_cannot_be_read_is_no_crash(peer, tmp_path: Path) -> 
     """The file may come back; a report goes on without Prometheus."""
     with pytest.raises(MetricsUnavailable, match=r"--prometheus-token: cannot read .*none: No such file"):
         await read(PrometheusApi(peer.url("/list"), tmp_path / "none"))
-
-
-@pytest.mark.parametrize("url", ["prometheus:9090", "ftp://prometheus", "http://"])
-def test_what_is_no_url_is_refused_at_the_start(url: str) -> None:
-    """With an example."""
-    with pytest.raises(ConfigurationError, match="http://host:9090"):
-        PrometheusApi(url)

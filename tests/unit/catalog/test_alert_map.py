@@ -12,8 +12,7 @@ import pytest
 from tests.unit.catalog.actions import PLAYBOOK, TestActions, library
 from trainmedic_server import telemetry
 from trainmedic_server.catalog import alert_map_compiler, alert_map_library, alert_map_roots
-from trainmedic_server.catalog.alert_map import CompiledAlertMap
-from trainmedic_server.catalog.alert_map_compiler import CompiledFile
+from trainmedic_server.catalog.alert_map import CompiledAlertMap, CompiledFile
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.ports.ending import end_tasks
@@ -28,10 +27,7 @@ def compiled(text: str, source: str = "site.yaml") -> CompiledFile:
 
 
 def map_of(*texts: str) -> CompiledAlertMap:
-    files = [compiled(text, f"{number}.yaml") for number, text in enumerate(texts)]
-    return CompiledAlertMap.of(
-        (accept for file in files for accept in file.accept), (rename for file in files for rename in file.renames)
-    )
+    return CompiledAlertMap.of([compiled(text, f"{number}.yaml") for number, text in enumerate(texts)])
 
 
 def alert(name: str, **labels: str) -> Alert:
@@ -81,6 +77,11 @@ def test_the_original_stays_beside_the_mapped_alert_and_keeps_its_identity() -> 
     assert map_of("rename: [{alert: X, as: Y}]").apply(once).alert == sent
     untouched = made.apply(alert("Other", vendor="nvidia")).alert
     assert (untouched.original, untouched.original_name) == (None, None)
+
+
+def test_a_truth_value_is_written_as_in_yaml() -> None:
+    made = map_of("rename: [{alert: Hot, labels: {known: '{{ labels.a == \"1\" }}', of: 'is {{ 1 > 2 }}'}}]")
+    assert mapped(made, "Hot", a="1") == {"alertname": "Hot", "a": "1", "known": "true", "of": "is false"}
 
 
 def test_all_conditions_of_all_files_must_hold() -> None:
@@ -164,6 +165,7 @@ def test_trainmedics_own_alerts_are_neither_refused_nor_renamed() -> None:
         ("rename:\n  - {alert: A, labels: {Exported_XID: '{{ labels.x }}'}}", (2, 25), "a map cannot set it"),
         ("rename:\n  - {alert: A, drop: [xid]}", (2, 22), "playbooks judge by it"),
         ("rename:\n  - {alert: A, drop: [alertname]}", (2, 22), "an alert keeps its alertname"),
+        ('rename:\n  - {alert: A, as: "B\\0"}', (2, 20), "as: has a NUL character"),
         ("rename: []", (1, 1), "has accept, rename or events; this one has none of them"),
         ("a: [", None, ""),
         ("", None, "the file is empty"),

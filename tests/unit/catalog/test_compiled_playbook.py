@@ -91,8 +91,9 @@ def test_rendered_parameters_are_checked_when_they_are_known() -> None:
 
 def test_a_number_from_a_template_is_text_where_text_is_wanted() -> None:
     """A template alone keeps its type, which a message need not know."""
-    playbook = playbook_with("{action: test.tell, with: {message: '{{ 3 + 4 }}'}}")
-    assert playbook.params("steps", 1, SCOPE).model_dump() == {"message": "7"}
+    for template, text in {"{{ 3 + 4 }}": "7", "{{ 3 > 4 }}": "false", "it is {{ 4 > 3 }}": "it is true"}.items():
+        playbook = playbook_with(f"{{action: test.tell, with: {{message: '{template}'}}}}")
+        assert playbook.params("steps", 1, SCOPE).model_dump() == {"message": text}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from tests.unit.catalog.actions import TestActions, library
 from trainmedic_server import errors
-from trainmedic_server.catalog import alert_map_compiler, event_map
-from trainmedic_server.catalog.alert_map_compiler import CompiledFile
+from trainmedic_server.catalog import alert_map, alert_map_compiler
+from trainmedic_server.catalog.alert_map import CompiledFile
 from trainmedic_server.ports.alert_map import MappedEvent
 
 RACKS = """\
@@ -34,7 +34,7 @@ events:
 def mapped(body: Any, text: str = RACKS) -> MappedEvent | None:
     made = alert_map_compiler.compile_text(dedent(text), "map.yaml")
     assert isinstance(made, CompiledFile), made
-    return event_map.map_event(made.events, body)
+    return alert_map.map_event(made.events, body)
 
 
 def wrong(body: Any) -> dict[str, str]:

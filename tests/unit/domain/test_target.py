@@ -122,13 +122,14 @@ def test_pods_of_several_jobs_are_refused() -> None:
     assert found.reason == "target_ambiguous"
 
 
-def test_a_name_longer_than_any_real_one_is_no_target() -> None:
-    """It would fit no database's index; the alert is on record with its reason, and not refused for ever."""
+def test_a_name_that_no_database_keeps_is_no_target() -> None:
+    """A long one fits no index, and PostgreSQL takes no NUL. The alert is on record with its reason."""
     assert bounded(Target(TargetKind.NODE, node="n" * LONGEST_NAME)) == Target(TargetKind.NODE, node="n" * LONGEST_NAME)
     for target in (
         Target(TargetKind.NODE, node="n" * (LONGEST_NAME + 1)),
         Target(TargetKind.GPU, node="n", gpu="é" * LONGEST_NAME),
         Target(TargetKind.JOB, job="j" * 60_000),
+        Target(TargetKind.JOB, job="j\0"),
     ):
         found = bounded(target)
         assert isinstance(found, Unresolved)

@@ -8,13 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 from msgspec import Struct
 from pydantic import BaseModel
 
+from trainmedic_server import errors
 from trainmedic_server.actions.kubernetes import field_changes
 from trainmedic_server.actions.retrying import RetryingAction
-from trainmedic_server.errors import (
-    ClusterUnavailable,
-    ObjectMissing,
-    PermanentFailure,
-)
 from trainmedic_server.ports.actions import Call, Inverse
 from trainmedic_server.ports.cluster import NODES, Cluster, Object, Ref
 
@@ -53,7 +49,7 @@ class ClusterAction(RetryingAction):
     @property
     def cluster(self) -> Cluster:
         if self.services.cluster is None:
-            raise PermanentFailure(
+            raise errors.PermanentFailure(
                 "no Kubernetes cluster is configured: start the server with --kubernetes in-cluster, or with the "
                 "path of a kubeconfig"
             )
@@ -102,7 +98,7 @@ class ClusterAction(RetryingAction):
         """Like `assign`, for the undo. A deleted object needs none."""
         try:
             present, why, is_back = await self.take_back(call, ref, field)
-        except ObjectMissing:
+        except errors.ObjectMissing:
             return {**_named(ref), "note": GONE}
         if is_back:
             await self.cluster.record(present, event, because(call, message or event))
@@ -130,7 +126,7 @@ def because(call: Call, change: str) -> str:
 
 def node_of(call: Call) -> str:
     if call.target.node is None:
-        raise PermanentFailure(f"this action needs a node; {call.target.key} has none")
+        raise errors.PermanentFailure(f"this action needs a node; {call.target.key} has none")
     return call.target.node
 
 
@@ -154,5 +150,7 @@ async def _require_node(action: ClusterAction, name: str) -> None:
     """Raise ClusterUnavailable if the node may exist under another name: its pending undo must not be dropped."""
     try:
         await action.cluster.get(Ref(NODES, name))
-    except ObjectMissing as error:
-        raise ClusterUnavailable(f"it is unknown whether a node is called {name} until the nodes are listed") from error
+    except errors.ObjectMissing as error:
+        raise errors.ClusterUnavailable(
+            f"it is unknown whether a node is called {name} until the nodes are listed"
+        ) from error

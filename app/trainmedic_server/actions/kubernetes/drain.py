@@ -12,8 +12,10 @@ from msgspec import Struct, field
 from pydantic import BaseModel, Field
 
 from trainmedic.wire.backoff import Backoff
+from trainmedic_core import words
 from trainmedic_core.fields import Duration
 from trainmedic_core.target import TargetKind
+from trainmedic_server import errors
 from trainmedic_server.actions import node_checkpoints
 from trainmedic_server.actions.base import ActionParams, check_wanted, clearance_of
 from trainmedic_server.actions.kubernetes import nodes
@@ -27,16 +29,6 @@ from trainmedic_server.actions.kubernetes.base import (
 )
 from trainmedic_server.actions.retrying import LONGEST_ASKED_FOR, REPORT_EVERY, PermissionGrace
 from trainmedic_server.domain.value_types import ANY, BOOLEAN, NUMBER, TEXT, Shape
-from trainmedic_server.errors import (
-    ActionFailure,
-    ClusterRefused,
-    ClusterUnavailable,
-    EvictionBlocked,
-    NoLongerWanted,
-    ObjectChanged,
-    PermanentFailure,
-    TemporaryFailure,
-)
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
@@ -133,10 +125,10 @@ class DrainNode(ClusterAction):
                     self.services.bus, self._clock, call, node_of(call), params.checkpoint
                 )
             output |= await self._evict_until_empty(call, params)
-        except ActionFailure as failure:
+        except errors.ActionFailure as failure:
             failure.output = {**output, **failure.output}
             failure.is_begun = True  # The node is cordoned, which the undo reverts.
-            is_wanted = not isinstance(failure, NoLongerWanted)
+            is_wanted = not isinstance(failure, errors.NoLongerWanted)
             await self._leave_event(call, "DrainFailed" if is_wanted else "DrainStopped", str(failure), is_wanted)
             raise
         await self._leave_event(call, "Drained", f"{output['gone']} pods gone")
@@ -150,9 +142,9 @@ class DrainNode(ClusterAction):
         """Raise PermanentFailure before jobs write a needless checkpoint."""
         try:
             await self._list_remaining(call, params, _Progress())
-        except (ClusterUnavailable, ObjectChanged):
+        except (errors.ClusterUnavailable, errors.ObjectChanged):
             pass  # The drain itself tries again.
-        except ClusterRefused as error:
+        except errors.ClusterRefused as error:
             if not error.may_pass:
                 raise
 
@@ -174,7 +166,7 @@ class DrainNode(ClusterAction):
                     backoff.reset()
                 wait = max(backoff.next(), min(retry_after, LONGEST_ASKED_FOR)) if is_stuck else ROUND
                 progress.trouble, permission_grace = "", PermissionGrace()
-            except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
+            except (errors.ClusterUnavailable, errors.ObjectChanged, errors.ClusterRefused) as error:
                 permission_grace.record(error, self._clock.now())
                 if permission_grace.is_over:
                     raise
@@ -184,17 +176,16 @@ class DrainNode(ClusterAction):
             await self._report(call, left, progress)
             again_at = self._clock.now() + timedelta(seconds=wait)
             if again_at >= call.deadline:
-                raise TemporaryFailure(_describe_unfinished(left, progress), progress.output(left))
+                raise errors.TemporaryFailure(_describe_unfinished(left, progress), progress.output(left))
             await self._clock.sleep_until(again_at)
 
     async def _list_remaining(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
         pods = await self.cluster.list(PODS, fields=f"spec.nodeName={(await node_ref(self, call)).name}")
         selection = select_pods(pods, params)
         if forbidding := selection.forbidding:
-            shown = "; ".join(f"{pod} {why}" for pod, why in list(forbidding.items())[:5])
-            more = f"; and {len(forbidding) - 5} more" if len(forbidding) > 5 else ""
+            shown = words.some([f"{pod} {why}" for pod, why in forbidding.items()], 5)
             begun = "the drain stopped" if progress.evicted else "nothing was evicted"
-            raise PermanentFailure(f"{begun}: {shown}{more}", progress.output(selection.ending))
+            raise errors.PermanentFailure(f"{begun}: {shown}", progress.output(selection.ending))
         present = {uid_of(pod) for pod in selection.ending}
         progress.seen |= present
         progress.gone |= progress.seen - present
@@ -211,17 +202,17 @@ class DrainNode(ClusterAction):
             if pod["metadata"].get("deletionTimestamp"):
                 progress.record_ending(pod)
 
-        async def ask(pod: Object) -> ActionFailure | None:
+        async def ask(pod: Object) -> errors.ActionFailure | None:
             ref = Ref(PODS, pod["metadata"]["name"], pod["metadata"]["namespace"])
             async with gate:
                 if await clearance_of(call) != "go_on":
                     return None  # The next round reports why.
                 try:
                     await self.cluster.evict(ref, uid_of(pod), params.grace_period)
-                except EvictionBlocked as error:
+                except errors.EvictionBlocked as error:
                     progress.why[uid_of(pod)] = f"blocked by its disruption budget: {error}"
                     return error
-                except ActionFailure as error:
+                except errors.ActionFailure as error:
                     progress.why[uid_of(pod)] = f"cannot be evicted: {error}"
                     return error
             progress.record_ending(pod)
@@ -229,7 +220,7 @@ class DrainNode(ClusterAction):
 
         failures = [error for error in await asyncio.gather(*(ask(pod) for pod in asked)) if error is not None]
         for error in failures:
-            if isinstance(error, PermanentFailure):
+            if isinstance(error, errors.PermanentFailure):
                 error.output = progress.output(pods)
                 raise error
         pauses = [getattr(error, "retry_after", None) or 0.0 for error in failures]
@@ -245,7 +236,7 @@ class DrainNode(ClusterAction):
     async def _leave_event(self, call: Call, reason: str, message: str, warning: bool = False) -> None:
         try:
             node = await self.cluster.get(await node_ref(self, call))
-        except ActionFailure:
+        except errors.ActionFailure:
             return  # The history has it as well.
         await self.cluster.record(node, reason, because(call, message), warning)
 
@@ -296,8 +287,8 @@ def _describe_unfinished(left: Sequence[Object], progress: _Progress) -> str:
         return f"the drain waits for the Kubernetes API: {progress.trouble}"
     if progress.is_paused:
         return f"evictions are paused with the server; {len(left)} pods remain"
-    shown = "; ".join(f"{name_of(pod)} {progress.why.get(uid_of(pod), 'is there')}" for pod in left[:3])
-    return f"{len(left)} pods remain: {shown}" + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
+    pods = [f"{name_of(pod)} {progress.why.get(uid_of(pod), 'is there')}" for pod in left]
+    return f"{len(left)} pods remain: {words.some(pods, 3)}"
 
 
 ACTIONS: tuple[type[Action], ...] = (DrainNode,)

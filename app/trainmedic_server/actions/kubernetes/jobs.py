@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from trainmedic_server import errors
 from trainmedic_server.actions.base import STOPPED, ActionParams, Irreversible, clearance_of
 from trainmedic_server.actions.kubernetes.base import (
     EVENTS,
@@ -17,15 +18,6 @@ from trainmedic_server.actions.kubernetes.base import (
     because,
 )
 from trainmedic_server.domain.value_types import TEXT, Shape
-from trainmedic_server.errors import (
-    ActionFailure,
-    NoLongerWanted,
-    ObjectExists,
-    ObjectMissing,
-    OutcomeUnknown,
-    PermanentFailure,
-    TemporaryFailure,
-)
 from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import JOBS, OF_RUN, Object, Ref
 
@@ -92,8 +84,8 @@ class CreateClusterJob(Irreversible, ClusterAction):
         output = {"job": f"{ref.namespace}/{ref.name}"}
         try:
             made = await self.retry_until_deadline(call, lambda: self._create_or_find(call, ref, body))
-        except (OutcomeUnknown, NoLongerWanted) as error:
-            if isinstance(error, OutcomeUnknown) or error.is_begun:
+        except (errors.OutcomeUnknown, errors.NoLongerWanted) as error:
+            if isinstance(error, errors.OutcomeUnknown) or error.is_begun:
                 error.add(f"{ref} may exist", {**output, "result": "unknown"})
             raise
         output["uid"] = made["metadata"]["uid"]
@@ -104,7 +96,7 @@ class CreateClusterJob(Irreversible, ClusterAction):
     async def _create_or_find(self, call: Call, ref: Ref, body: Mapping[str, Any]) -> Object:
         try:
             made = await self.cluster.create(JOBS, ref.namespace, body)
-        except ObjectExists:
+        except errors.ObjectExists:
             present = await self.cluster.get(ref)
             if (present["metadata"].get("annotations") or {}).get(COMMAND) != call.command_id:
                 raise
@@ -116,12 +108,12 @@ class CreateClusterJob(Irreversible, ClusterAction):
         while True:
             try:
                 job = await self.retry_until_deadline(call, lambda: self.cluster.get(ref), makes_change=False)
-            except ObjectMissing as error:
-                raise PermanentFailure(f"{ref} was deleted before it had ended", output) from error
-            except TemporaryFailure as error:
+            except errors.ObjectMissing as error:
+                raise errors.PermanentFailure(f"{ref} was deleted before it had ended", output) from error
+            except errors.TemporaryFailure as error:
                 reason = f"{error}; {ref} was created; its end is unknown"
-                raise OutcomeUnknown(reason, {**output, "result": "unknown"}) from error
-            except ActionFailure as error:
+                raise errors.OutcomeUnknown(reason, {**output, "result": "unknown"}) from error
+            except errors.ActionFailure as error:
                 error.add(f"{ref} was created; its end is unknown", {**output, "result": "unknown"})
                 raise
             conditions = (job.get("status") or {}).get("conditions") or ()
@@ -130,12 +122,14 @@ class CreateClusterJob(Irreversible, ClusterAction):
                 return {"result": "succeeded"}
             if "Failed" in ended:
                 reason = ended["Failed"].get("message") or ended["Failed"].get("reason") or "no reason given"
-                raise PermanentFailure(f"{ref} failed: {reason}", {**output, "result": "failed"})
+                raise errors.PermanentFailure(f"{ref} failed: {reason}", {**output, "result": "failed"})
             if await clearance_of(call) == "stop":
-                raise TemporaryFailure(f"{STOPPED}; {ref} is left to end by itself", {**output, "result": "running"})
+                raise errors.TemporaryFailure(
+                    f"{STOPPED}; {ref} is left to end by itself", {**output, "result": "running"}
+                )
             if self._clock.now() + POLL_EVERY >= call.deadline:
                 # After a failure, another attempt would have another ID and make a second Job.
-                raise OutcomeUnknown(f"{ref} has not ended in time", {**output, "result": "running"})
+                raise errors.OutcomeUnknown(f"{ref} has not ended in time", {**output, "result": "running"})
             await self._clock.sleep_until(self._clock.now() + POLL_EVERY)
 
 
@@ -176,7 +170,7 @@ def _job_to_create(call: Call, params: CreateJobParams) -> tuple[dict[str, Any],
     metadata = dict(manifest.get("metadata") or {})
     namespace = params.namespace or metadata.get("namespace")
     if not namespace:
-        raise PermanentFailure("the Job has no namespace: give one in the step, or in the manifest's metadata")
+        raise errors.PermanentFailure("the Job has no namespace: give one in the step, or in the manifest's metadata")
     stem = str(metadata.pop("generateName", None) or metadata.get("name") or "trainmedic").rstrip("-")
     name = f"{stem[:_LONGEST_NAME].rstrip('-.')}-{hashlib.sha256(call.command_id.encode()).hexdigest()[:10]}"
     annotations = {**(metadata.get("annotations") or {}), COMMAND: call.command_id, OF_RUN: call.run_id}

@@ -5,7 +5,6 @@ Kernel lines have no job: they need a query by its nodes, and container lines on
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -14,7 +13,13 @@ from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.log_stores.paging import StoredLine, StoredPage
 from trainmedic_server.adapters.log_stores.store_http import LONGEST_REASON, StoreHttp, read_json
-from trainmedic_server.adapters.log_stores.stored_fields import level_names, stored_line
+from trainmedic_server.adapters.log_stores.stored_fields import (
+    equal_fields,
+    kernel_nodes,
+    level_names,
+    quoted,
+    stored_line,
+)
 from trainmedic_server.errors import LogsUnavailable
 
 PATH = "/loki/api/v1/query_range"
@@ -28,19 +33,17 @@ class Loki:
         self._http = http
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
-        level = [f"level=~{_quoted('|'.join(level_names(query.level)))}"] if query.level is not None else []
-        node = [f"node={_quoted(query.node)}"] if query.node is not None else []
-        numbers = {"rank": query.rank, "attempt": query.attempt, "node_rank": query.node_rank}
-        numbers["local_rank"] = query.local_rank
-        metadata = "".join(f" | {name}={_quoted(str(value))}" for name, value in numbers.items() if value is not None)
-        grep = f" |~ {_quoted(query.grep)}" if query.grep else ""
-        parts = [_selector(f"job={_quoted(query.job)}", *node, *level) + grep + metadata]
+        level = [f"level=~{quoted('|'.join(level_names(query.level)))}"] if query.level is not None else []
+        equal = {name: f"{name}={quoted(str(value))}" for name, value in equal_fields(query).items()}
+        job, node = equal.pop("job"), [equal.pop("node")] if "node" in equal else []
+        metadata = "".join(f" | {each}" for each in equal.values())
+        grep = f" |~ {quoted(query.grep)}" if query.grep else ""
+        parts = [_selector(job, *node, *level) + grep + metadata]
         if query.pods:
-            of_pods = f" | pod=~{_quoted('|'.join(map(re.escape, query.pods)))}"
+            of_pods = f" | pod=~{quoted('|'.join(map(re.escape, query.pods)))}"
             parts.append(_selector('job=""', 'source="training"', *node, *level) + grep + metadata + of_pods)
-        asked = [query.node] if query.node is not None else sorted(nodes)
-        if query.kernel and asked:
-            of_nodes = f"node=~{_quoted('|'.join(map(re.escape, asked)))}"
+        if asked := kernel_nodes(query, nodes):
+            of_nodes = f"node=~{quoted('|'.join(map(re.escape, asked)))}"
             parts.append(_selector('source="kernel"', of_nodes, *level) + grep)
         return parts
 
@@ -64,8 +67,3 @@ def _selector(*matchers: str) -> str:
 
 def _line(labels: dict[str, str], value: Sequence[Any]) -> StoredLine:
     return stored_line(int(value[0]), str(value[1]), {str(name): str(each) for name, each in labels.items()})
-
-
-def _quoted(text: str) -> str:
-    """LogQL strings are Go's: JSON's escapes mean the same, except for surrogate halves."""
-    return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")

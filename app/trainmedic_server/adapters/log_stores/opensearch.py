@@ -14,7 +14,14 @@ from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.log_stores.paging import StoredLine, StoredPage
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp, read_json
-from trainmedic_server.adapters.log_stores.stored_fields import level_names, nanoseconds_of, rfc3339, stored_line
+from trainmedic_server.adapters.log_stores.stored_fields import (
+    equal_fields,
+    kernel_nodes,
+    level_names,
+    nanoseconds_of,
+    rfc3339,
+    stored_line,
+)
 from trainmedic_server.errors import LogsUnavailable
 
 INDEX = "logs-*"
@@ -30,13 +37,10 @@ class OpenSearch:
         self._path = f"/{quote(index, safe='*,-')}/_search?ignore_unavailable=true"
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
-        equal = {"job": query.job, "node": query.node, "rank": query.rank, "attempt": query.attempt}
-        equal |= {"node_rank": query.node_rank, "local_rank": query.local_rank}
         level = [{"terms": {"level": level_names(query.level)}}] if query.level is not None else []
-        of_job = [{"term": {name: value}} for name, value in equal.items() if value is not None]
+        of_job = [{"term": {name: value}} for name, value in equal_fields(query).items()]
         parts = [json.dumps([*of_job, *level])]
-        asked = [query.node] if query.node is not None else sorted(nodes)
-        if query.kernel and asked:
+        if asked := kernel_nodes(query, nodes):
             parts.append(json.dumps([{"term": {"source": "kernel"}}, {"terms": {"node": asked}}, *level]))
         return parts
 

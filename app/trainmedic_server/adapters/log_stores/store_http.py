@@ -7,13 +7,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
 from trainmedic_core.setting_sources import unreadable_file
 from trainmedic_server.adapters.foreign_answers import UNREADABLE, no_cookies
-from trainmedic_server.errors import ConfigurationError, LogQueryRefused, LogsUnavailable
+from trainmedic_server.errors import LogQueryRefused, LogsUnavailable
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _ANSWERS_WITHIN = 60.0  # Seconds. Each byte could arrive just within `_TIMEOUT`.
@@ -32,9 +31,6 @@ class StoreHttp:
         token_file: Path | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("the URL of the log store is invalid; write http://host:3100")
         self._headers = dict(headers)
         self._token_file = token_file
         # No compression: a small answer could expand to any size.

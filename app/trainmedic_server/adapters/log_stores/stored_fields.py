@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
-from trainmedic_logs.domain.log_search import FoundLine, LogLevel, TimeKnownBy
+from trainmedic_logs.domain.log_search import FoundLine, LogLevel, LogQuery, TimeKnownBy
 from trainmedic_logs.lines.masks import masked
 from trainmedic_server.adapters.log_stores.paging import NANOSECONDS, StoredLine, moment, nanoseconds
 from trainmedic_server.errors import LogsUnavailable
@@ -43,6 +44,23 @@ def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
     )
     who = "\0".join(f"{name}={value}" for name, value in sorted(fields.items()))
     return StoredLine(at, f"{who}\0{text}", line)
+
+
+def equal_fields(query: LogQuery) -> dict[str, str | int]:
+    """Return the fields whose values a line must have."""
+    names = ("job", "node", "rank", "attempt", "node_rank", "local_rank")
+    return {name: value for name in names if (value := getattr(query, name)) is not None}
+
+
+def kernel_nodes(query: LogQuery, nodes: Collection[str]) -> list[str]:
+    """Return the nodes whose kernel lines are wanted."""
+    asked = [query.node] if query.node is not None else sorted(nodes)
+    return asked if query.kernel else []
+
+
+def quoted(text: str) -> str:
+    """Quote for LogQL and LogsQL, whose strings are Go's: JSON's escapes mean the same, except surrogate halves."""
+    return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def level_names(level: LogLevel) -> list[str]:

@@ -10,7 +10,15 @@ from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.log_stores.paging import StoredLine, StoredPage
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp
-from trainmedic_server.adapters.log_stores.stored_fields import level_names, nanoseconds_of, rfc3339, stored_line
+from trainmedic_server.adapters.log_stores.stored_fields import (
+    equal_fields,
+    kernel_nodes,
+    level_names,
+    nanoseconds_of,
+    quoted,
+    rfc3339,
+    stored_line,
+)
 from trainmedic_server.errors import ConfigurationError, LogsUnavailable
 
 PATH = "/select/logsql/query"
@@ -32,22 +40,19 @@ class VictoriaLogs:
         self._http = http
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
-        equal = {"job": query.job, "node": query.node, "rank": query.rank, "attempt": query.attempt}
-        equal |= {"node_rank": query.node_rank, "local_rank": query.local_rank}
         common = []
         if query.level is not None:
-            common.append(f"level:in({','.join(map(_quoted, level_names(query.level)))})")
+            common.append(f"level:in({','.join(map(quoted, level_names(query.level)))})")
         if query.grep:
-            common.append(f"_msg:~{_quoted(query.grep)}")
-        fields = [f"{name}:={_quoted(str(value))}" for name, value in equal.items() if value is not None]
+            common.append(f"_msg:~{quoted(query.grep)}")
+        fields = [f"{name}:={quoted(str(value))}" for name, value in equal_fields(query).items()]
         parts = [" AND ".join([*fields, *common])]
         if query.pods:
-            of_pods = ['source:="training"', f"pod:in({','.join(map(_quoted, query.pods))})"]
+            of_pods = ['source:="training"', f"pod:in({','.join(map(quoted, query.pods))})"]
             # Without the first field, the job, which containers do not know.
             parts.append(" AND ".join([*of_pods, *fields[1:], *common]))
-        asked = [query.node] if query.node is not None else sorted(nodes)
-        if query.kernel and asked:
-            parts.append(" AND ".join(['source:="kernel"', f"node:in({','.join(map(_quoted, asked))})", *common]))
+        if asked := kernel_nodes(query, nodes):
+            parts.append(" AND ".join(['source:="kernel"', f"node:in({','.join(map(quoted, asked))})", *common]))
         return parts
 
     async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> StoredPage:
@@ -63,7 +68,3 @@ class VictoriaLogs:
 def _line(fields: Mapping[str, object]) -> StoredLine:
     named = {str(name): str(value) for name, value in fields.items() if not str(name).startswith("_")}
     return stored_line(nanoseconds_of(str(fields["_time"])), str(fields.get("_msg", "")), named)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")

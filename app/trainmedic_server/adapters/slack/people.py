@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from trainmedic_core import yaml_text
-from trainmedic_core.setting_sources import unreadable_file
+from trainmedic_core.setting_sources import read_text
 from trainmedic_server.errors import ConfigurationError
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.@+-]{0,127}$"
@@ -58,11 +58,7 @@ class SlackFile(_Part):
 
 
 def read(path: Path) -> SlackFile:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(unreadable_file("--slack", path, error)) from error
-    documents, problems = yaml_text.read(text, str(path))
+    documents, problems = yaml_text.read(read_text("--slack", path), str(path))
     if problems:
         raise ConfigurationError(str(problems[0]))
     if len(documents) > 1:

@@ -68,22 +68,22 @@ def is_open(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> bool:
 def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external_url: str) -> dict[str, Any]:
     link = run_link(external_url, run.id)
     ahead = questions.steps_if_approved(run, step)
-    blocks = [_section(f"{_one_line(questions.opening(run))}\n{_quoted(step.message or questions.UNASKED)}")]
-    blocks += [_section("\n".join(map(_one_line, ahead)))] if ahead else []
+    blocks = [_section(f"{visible(questions.opening(run))}\n{_quoted(step.message or questions.UNASKED)}")]
+    blocks += [_section("\n".join(map(visible, ahead)))] if ahead else []
     if is_open(run, step, orders):
         blocks += [_terms(run, step, orders), _buttons(run, step, link)]
         words = "asks"
     else:
         # Also state how a closed run ended: an approved one may have failed.
         how = answered(run, step, orders).how or "Not asked any more"
-        after = "" if run.is_open else f"\nThe run has {run.status}: {_one_line(run.message)}"
-        blocks.append(_section(f"{_one_line(how)}.{after}"))
+        after = "" if run.is_open else f"\nThe run has {run.status}: {visible(run.message)}"
+        blocks.append(_section(f"{visible(how)}.{after}"))
         blocks += [{"type": "actions", "elements": [_link_button(link)]}] if link else []
-        words = _one_line(how)
+        words = visible(how)
     blocks.append({"type": "context", "elements": [_plain(f"run {short_id(run.id)}")]})
     short = f"{title_of(run)} {words}: {step.message or ''}"
     return {
-        "text": escaped(cut(_one_line(short), _SHORT)),
+        "text": escaped(cut(visible(short), _SHORT)),
         "blocks": blocks,
         "metadata": {"event_type": METADATA, "event_payload": {"run_id": run.id, "step": step.id}},
         "parse": "none",
@@ -95,7 +95,7 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
 
 def reminder(run: Run, step: StepState, kind: type[QuestionEvent]) -> str:
     text = f"{questions.AGAIN.get(kind, 'Asked again')}: {title_of(run)} still waits: {step.message or ''}"
-    return escaped(cut(_one_line(text), _TEXT // 2))  # Half, because escaping makes it longer.
+    return escaped(cut(visible(text), _TEXT // 2))  # Half, because escaping makes it longer.
 
 
 def reason_form(metadata: str, run: Run, step: StepState) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def reason_form(metadata: str, run: Run, step: StepState) -> dict[str, Any]:
         "submit": _plain("Reject"),
         "close": _plain("Back"),
         "blocks": [
-            _section(f"{_one_line(title_of(run))}\n{_quoted(step.message or '')}"),
+            _section(f"{visible(title_of(run))}\n{_quoted(step.message or '')}"),
             {"type": "input", "block_id": REASON, "label": _plain("Why?"), "element": field},
         ],
     }
@@ -171,7 +171,7 @@ def _terms(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Block:
     so_far = {"asked": terms.asked, "escalated": terms.escalated, "approved_by": approved_by}
     parts = [f"Needs approval by {questions.who_may_answer(terms.by, terms.count)}", *questions.state_parts(so_far)]
     parts += [questions.UNANSWERED[Unanswered.ASKED_AGAIN_LATER]] if terms.lapsed else []
-    elements = [_plain(cut(_one_line("; ".join(parts)), _TEXT))]
+    elements = [_plain(cut(visible("; ".join(parts)), _TEXT))]
     if step.deadline is not None:
         moment, otherwise = int(step.deadline.timestamp()), step.deadline.strftime("%d %b %H:%M UTC")
         until = f"Until <!date^{moment}^{{date_short_pretty}} {{time}}|{otherwise}>"
@@ -183,7 +183,7 @@ def _buttons(run: Run, step: StepState, link: str) -> Block:
     value = button_value(run.id, AskedQuestion(step.id, Terms.of(step).asked))
     confirmation = {
         "title": _plain("Approve?"),
-        "text": _plain(cut(_one_line(f"{title_of(run)}: {step.message or ''}"), _CONFIRM)),
+        "text": _plain(cut(visible(f"{title_of(run)}: {step.message or ''}"), _CONFIRM)),
         "confirm": _plain("Approve"),
         "deny": _plain("Back"),
     }
@@ -213,10 +213,6 @@ def _plain(text: str) -> Block:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _one_line(text: str) -> str:
-    return visible(text)
 
 
 def _quoted(text: str) -> str:

@@ -93,7 +93,9 @@ class SlackQuestions:  # an `engine.event_dispatch.EventListener`
 
     async def question_of(self, run_id: str, step_id: str) -> tuple[Run, StepState] | None:
         run = await self._store.transact(lambda tx: tx.run(run_id))
-        step = next((step for step in run.steps if _is(step, step_id)), None) if run else None
+        step = (
+            next((step for step in run.steps if step.kind == "approve" and step.id == step_id), None) if run else None
+        )
         return (run, step) if run is not None and step is not None else None
 
     async def update_duplicate(self, run_id: str, step_id: str, channel: str, message: str) -> None:
@@ -199,7 +201,3 @@ class SlackQuestions:  # an `engine.event_dispatch.EventListener`
     async def _call(self, method: str, document: dict[str, Any]) -> dict[str, Any]:
         self._fence()
         return await self._api.call(method, document)
-
-
-def _is(step: StepState, step_id: str) -> bool:
-    return step.kind == "approve" and step.id == step_id

@@ -32,21 +32,18 @@ def copy(url: str, target: Path) -> int:
         if target.exists():
             raise _exists_error(target)
         # A unique name, so that two copies to one file do not write to each other's.
-        descriptor, partial = tempfile.mkstemp(".partial", f"{target.name}.", target.parent)
+        descriptor, name = tempfile.mkstemp(".partial", f"{target.name}.", target.parent)
         os.close(descriptor)
+        partial = Path(name)
         try:
-            return _copy_through(Path(partial), source, target)
+            _copy_pages(source, partial)
+            _verify(partial)
+            _publish(partial, target)
+            return target.stat().st_size
         finally:
-            Path(partial).unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
     except (sqlite3.Error, OSError) as error:
         raise errors.StoreUnavailable(f"the run store {source} could not be copied to {target}: {error}") from error
-
-
-def _copy_through(partial: Path, source: Path, target: Path) -> int:
-    _copy_pages(source, partial)
-    _verify(partial)
-    _publish(partial, target)
-    return target.stat().st_size
 
 
 def _exists_error(target: Path) -> errors.ConfigurationError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -20,6 +20,7 @@ from trainmedic_server.adapters.sql_store.columns import encoder
 from trainmedic_server.adapters.sql_store.lookup import converted, execute
 
 _COUNTS = (128, 64, 32, 16, 8, 4, 2, 1)  # Rows per statement: few values, so that drivers reuse prepared statements.
+OnConflict = Literal["error", "ignore", "update", "add"]
 _VALUES = re.compile(r"(.*VALUES )(\([^()]*\))(.*)", re.DOTALL)
 
 
@@ -28,7 +29,7 @@ class BulkInsert:
         self,
         dialect: sa.Dialect,
         table: sa.Table,
-        on_conflict: Literal["error", "ignore", "update", "add"] = "error",
+        on_conflict: OnConflict = "error",
         update: Sequence[str] | None = None,
     ) -> None:
         columns = [column for column in table.columns if column.name != "seq"]
@@ -60,3 +61,21 @@ class BulkInsert:
                 execute(connection, text, values, fetches=False)
                 start += count
                 left -= count
+
+
+_made: dict[tuple[str, str, str], BulkInsert] = {}
+
+
+class UnitRecords:
+    """Records in a unit of work. `connection` is called for each statement, and begins the unit's savepoint."""
+
+    def __init__(self, connection: Callable[[], sa.Connection]) -> None:
+        self._connection = connection
+
+    def _write(self, table: sa.Table, rows: Sequence[Sequence[Any]], on_conflict: OnConflict = "update") -> None:
+        if rows:
+            connection = self._connection()
+            key = (connection.dialect.name, table.name, on_conflict)
+            if key not in _made:
+                _made[key] = BulkInsert(connection.dialect, table, on_conflict)
+            _made[key].run(connection, rows)

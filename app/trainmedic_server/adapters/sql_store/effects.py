@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from msgspec.structs import asdict
 
 from trainmedic_server.adapters.sql_store import run_facts
-from trainmedic_server.adapters.sql_store.bulk import BulkInsert
+from trainmedic_server.adapters.sql_store.bulk import UnitRecords
 from trainmedic_server.adapters.sql_store.columns import JsonColumn, Text, TimeColumn, metadata, partial_index
 from trainmedic_server.adapters.sql_store.lookup import KEYS, Lookup
 from trainmedic_server.adapters.sql_store.schema import playbook_days
@@ -64,10 +64,7 @@ def _fact_of(effect: Effect) -> run_facts.Key:
     return run_facts.day_of(effect.acted_at), effect.playbook, f"{run_facts.EFFECT}:{effect.verdict.value}"
 
 
-class SqlEffects(EffectRecords, EventPositions):
-    def __init__(self, connection: Callable[[], sa.Connection]) -> None:
-        self._connection = connection
-
+class SqlEffects(UnitRecords, EffectRecords, EventPositions):
     def of_runs(self, run_ids: Collection[str]) -> dict[str, Effect]:
         return {row[0]: effect_of(row) for row in _OF_RUNS.rows(self._connection(), run_ids)}
 
@@ -79,12 +76,11 @@ class SqlEffects(EffectRecords, EventPositions):
     def save(self, made: Sequence[Effect]) -> None:
         if not made:
             return
-        connection, before = self._connection(), self.of_runs([effect.run_id for effect in made])
+        before = self.of_runs([effect.run_id for effect in made])
         counts: run_facts.Counts = Counter(map(_fact_of, made))
         counts.subtract(map(_fact_of, before.values()))
-        BulkInsert(connection.dialect, effects, "update").run(connection, map(_row_of, made))
-        changed = ((*key, count) for key, count in counts.items() if count)
-        BulkInsert(connection.dialect, playbook_days, "add").run(connection, changed)
+        self._write(effects, [*map(_row_of, made)])
+        self._write(playbook_days, [(*key, count) for key, count in counts.items() if count], "add")
 
     def position(self, listener: str) -> int | None:
         statement = sa.select(event_positions.c.position).where(event_positions.c.listener == listener)
@@ -92,5 +88,4 @@ class SqlEffects(EffectRecords, EventPositions):
         return position
 
     def save_position(self, listener: str, seq: int) -> None:
-        connection = self._connection()
-        BulkInsert(connection.dialect, event_positions, "update").run(connection, [(listener, seq)])
+        self._write(event_positions, [(listener, seq)])

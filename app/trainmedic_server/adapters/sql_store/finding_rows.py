@@ -20,84 +20,54 @@ from trainmedic_logs.domain.known_finding import (
     KnownExcerpt,
     KnownFinding,
 )
+from trainmedic_server.adapters.sql_store.finding_tables import findings
 
 Row = Sequence[Any]
+
+_COLUMNS = tuple(column.name for column in findings.c)
 
 
 def finding_row(known: KnownFinding) -> tuple[Any, ...]:
     target = known.target
-    return (
-        known.id,
-        known.key,
-        known.rule,
-        known.role.value,
-        known.cause.value,
-        target.kind.value,
-        target.node,
-        target.gpu,
-        target.job or known.origin.job,
-        known.origin.attempt,
-        asdict(known.origin),
-        known.line,
-        known.first_at,
-        known.last_at,
-        known.heard_first_at,
-        known.heard_at,
-        dict(known.labels),
-        dict(known.fields),
-        write_ranks(known.ranks),
-        sorted(known.nodes),
-        known.count,
-        known.time_source.value,
-        known.clock_error,
-        known.shape,
-        known.is_printed,
-        known.ended_at,
-        known.ended_because.value if known.ended_because else None,
-        known.is_suspected,
-        known.confirmed_by,
-        known.alert.fingerprint if known.alert else None,
-        _written_alert(known.alert) if known.alert else None,
-        known.no_alert_because,
-        known.tell_at,
-    )
+    values = {
+        "role": known.role.value,
+        "cause": known.cause.value,
+        "target_kind": target.kind.value,
+        "node": target.node,
+        "gpu": target.gpu,
+        "job": target.job or known.origin.job,
+        "attempt": known.origin.attempt,
+        "origin": asdict(known.origin),
+        "labels": dict(known.labels),
+        "fields": dict(known.fields),
+        "ranks": write_ranks(known.ranks),
+        "nodes": sorted(known.nodes),
+        "time_source": known.time_source.value,
+        "ended_because": known.ended_because.value if known.ended_because else None,
+        "fingerprint": known.alert.fingerprint if known.alert else None,
+        "alert": _written_alert(known.alert) if known.alert else None,
+    }
+    return tuple(values[name] if name in values else getattr(known, name) for name in _COLUMNS)
 
 
 def finding_of(row: Row) -> KnownFinding:
-    finding_id, _, rule, role, cause, kind, node, gpu, job, _, origin, line, *others = row
-    first_at, last_at, heard_first_at, heard_at, labels, fields, ranks, nodes, count, *others = others
-    time_source, clock_error, shape, is_printed, ended_at, ended_because, is_suspected, confirmed_by, *others = others
-    _, alert, no_alert_because, tell_at = others
-    target_kind = TargetKind(kind)
-    return KnownFinding(
-        id=finding_id,
-        rule=rule,
-        role=Role(role),
-        cause=CauseClass(cause),
-        target=Target(target_kind, node, gpu, job if target_kind is TargetKind.JOB else None),
-        origin=Origin(**origin),
-        line=line,
-        first_at=first_at,
-        last_at=last_at,
-        heard_first_at=heard_first_at,
-        heard_at=heard_at,
-        labels=labels,
-        fields=fields,
-        ranks=read_ranks(ranks),
-        nodes=frozenset(nodes),
-        count=count,
-        time_source=TimeSource(time_source),
-        clock_error=clock_error,
-        shape=shape,
-        is_printed=is_printed,
-        ended_at=ended_at,
-        ended_because=FindingEnd(ended_because) if ended_because else None,
-        is_suspected=is_suspected,
-        confirmed_by=confirmed_by,
-        alert=_alert_of(alert) if alert else None,
-        no_alert_because=no_alert_because,
-        tell_at=tell_at,
-    )
+    values = dict(zip(_COLUMNS, row, strict=True))
+    kind, node, gpu, job = (values.pop(name) for name in ("target_kind", "node", "gpu", "job"))
+    for derived in ("key", "attempt", "fingerprint"):
+        del values[derived]
+    target = Target(TargetKind(kind), node, gpu, job if kind == TargetKind.JOB else None)
+    because, alert = values["ended_because"], values["alert"]
+    values |= {
+        "role": Role(values["role"]),
+        "cause": CauseClass(values["cause"]),
+        "origin": Origin(**values["origin"]),
+        "ranks": read_ranks(values["ranks"]),
+        "nodes": frozenset(values["nodes"]),
+        "time_source": TimeSource(values["time_source"]),
+        "ended_because": FindingEnd(because) if because else None,
+        "alert": _alert_of(alert) if alert else None,
+    }
+    return KnownFinding(target=target, **values)
 
 
 def episode_row(episode: Episode, at: Any) -> tuple[Any, ...]:

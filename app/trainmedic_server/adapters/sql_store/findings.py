@@ -5,14 +5,14 @@ Their statements do not wait for `SqlTransaction`'s pending writes, which are of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 import sqlalchemy as sa
 
 from trainmedic_logs.domain.known_finding import Episode, EpisodeKey, JobPlace, KeptJob, KnownExcerpt, KnownFinding
 from trainmedic_server.adapters.sql_store import finding_rows
-from trainmedic_server.adapters.sql_store.bulk import BulkInsert
+from trainmedic_server.adapters.sql_store.bulk import UnitRecords
 from trainmedic_server.adapters.sql_store.columns import TimeColumn
 from trainmedic_server.adapters.sql_store.finding_tables import (
     finding_episodes,
@@ -53,13 +53,8 @@ _RELEASE = sa.delete(kept_jobs).where(
 )
 KEPT_JOBS = sa.select(kept_jobs).order_by(kept_jobs.c.job, kept_jobs.c.attempt)
 
-_INSERTS: dict[tuple[str, str], BulkInsert] = {}
 
-
-class SqlFindings(FindingRecords):
-    def __init__(self, connection: Callable[[], sa.Connection]) -> None:
-        self._connection = connection
-
+class SqlFindings(UnitRecords, FindingRecords):
     def with_ids(self, ids: Collection[str]) -> dict[str, KnownFinding]:
         rows = _BY_ID.rows(self._connection(), ids)
         return {row[0]: finding_rows.finding_of(row) for row in rows}
@@ -116,11 +111,3 @@ class SqlFindings(FindingRecords):
 
     def save_job_places(self, places: Mapping[JobPlace, datetime]) -> None:
         self._write(job_places, [(*place, seen_at) for place, seen_at in places.items()])
-
-    def _write(self, table: sa.Table, rows: Sequence[Sequence[object]]) -> None:
-        if rows:
-            connection = self._connection()
-            name = (connection.dialect.name, table.name)
-            if name not in _INSERTS:
-                _INSERTS[name] = BulkInsert(connection.dialect, table, "update")
-            _INSERTS[name].run(connection, rows)

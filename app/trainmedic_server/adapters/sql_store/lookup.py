@@ -103,12 +103,8 @@ def converted(row: Sequence[Any], converters: Converters) -> list[Any]:
 def _binder(
     parameter: sa.BindParameter[Any], from_caller: bool, dialect: sa.Dialect
 ) -> Callable[[dict[str, Any]], Any]:
-    encode: Callable[[Any], Any] = parameter.type.bind_processor(dialect) or _as_it_is
+    encode: Callable[[Any], Any] = parameter.type.bind_processor(dialect) or (lambda value: value)
     if from_caller:
         return lambda values: encode(values[parameter.key])
     constant = encode(parameter.effective_value)
     return lambda values: constant
-
-
-def _as_it_is(value: Any) -> Any:
-    return value

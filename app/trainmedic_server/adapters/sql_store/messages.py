@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
-from trainmedic_server.adapters.sql_store.bulk import BulkInsert
+from trainmedic_server.adapters.sql_store.bulk import UnitRecords
 from trainmedic_server.adapters.sql_store.columns import Text, TimeColumn, metadata, partial_index
 from trainmedic_server.domain.message import Message, MessageKind, Severity
 from trainmedic_server.ports.messages import StoredMessages
@@ -53,15 +53,9 @@ _WAITING = messages.c.sent_at.is_(None)
 _MEMBERS = [column for column in messages.c if column.name not in ("kind", "sent_at", "newer_kind")]
 
 
-class SqlMessages(StoredMessages):
-    def __init__(self, connection: Callable[[], sa.Connection]) -> None:
-        self._connection = connection
-
+class SqlMessages(UnitRecords, StoredMessages):
     def add(self, made: Sequence[Message]) -> None:
-        if made:
-            connection = self._connection()
-            rows = [_row(message) for message in made]
-            BulkInsert(connection.dialect, messages, "ignore").run(connection, rows)
+        self._write(messages, [_row(message) for message in made], "ignore")
 
     def waiting(self, channel: str, limit: int) -> list[Message]:
         chosen = sa.select(*_MEMBERS, _KIND.label("kind")).where(_WAITING, messages.c.channel == channel)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -146,13 +146,8 @@ class LockSession:
         self._connection.close()
 
     def _ask(self, question: str, *values: Any) -> Any:
-        import psycopg
-
-        try:
-            with self._connection.transaction():
-                row = self._connection.execute(question, values).fetchone()
-        except psycopg.Error as error:
-            raise database.unavailable("PostgreSQL does not answer", error) from error
+        with _answering(), self._connection.transaction():
+            row = self._connection.execute(question, values).fetchone()
         return row[0] if row else None
 
 
@@ -184,6 +179,17 @@ def analyze_unknown_tables(connection: sa.Connection) -> None:
         connection.exec_driver_sql(f"ANALYZE {table}")
 
 
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Raise errors of the driver as StoreUnavailable."""
+    import psycopg
+
+    try:
+        yield
+    except psycopg.Error as error:
+        raise database.unavailable("PostgreSQL does not answer", error) from error
+
+
 def _engine(creator: Callable[[], Any], **options: Any) -> sa.Engine:
     # "format", because the store writes some statements with positional values.
     return sa.create_engine(
@@ -200,27 +206,26 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
     ours = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 10_000, **more}
     # The URL's options have priority, except the name, by which servers find each other.
     options = {name: value for name, value in ours.items() if name == "application_name" or name not in in_url}
-    try:
-        connection = psycopg.connect(conninfo(url), **options)
-    except psycopg.Error as error:
-        if _PERMANENT_FAILURE.search(str(error)):
-            raise errors.ConfigurationError(f"the database URL cannot be used: {error}") from error
-        raise database.unavailable("PostgreSQL does not answer", error) from error
+    with _answering():
+        try:
+            connection = psycopg.connect(conninfo(url), **options)
+        except psycopg.Error as error:
+            if _PERMANENT_FAILURE.search(str(error)):
+                raise errors.ConfigurationError(f"the database URL cannot be used: {error}") from error
+            raise
     try:
         if connection.info.server_version < OLDEST * 10_000:  # 140005 is 14.5
             raise errors.ConfigurationError(
                 f"PostgreSQL {OLDEST} or newer is needed; the database is {connection.info.server_version // 10_000}"
             )
-        for name, seconds in limits.items():
-            connection.execute("SELECT set_config(%s, %s, false)", (name, f"{int(seconds * 1000)}"))
-        connection.execute(_REQUIRE_DURABILITY)
-        connection.commit()
-    except psycopg.Error as error:
+        with _answering():
+            for name, seconds in limits.items():
+                connection.execute("SELECT set_config(%s, %s, false)", (name, f"{int(seconds * 1000)}"))
+            connection.execute(_REQUIRE_DURABILITY)
+            connection.commit()
+    except BaseException:
         with suppress(psycopg.Error):
             connection.close()
-        raise database.unavailable("PostgreSQL does not answer", error) from error
-    except BaseException:
-        connection.close()
         raise
     return connection
 
@@ -239,13 +244,9 @@ def _session_name(address: str) -> str:
 
 def _key_of(connection: psycopg.Connection[Any]) -> int:
     """Return the lock's key, which differs by schema: each can hold a store."""
-    import psycopg
-
-    try:
+    with _answering():
         row = connection.execute("SELECT current_schema()").fetchone()
         connection.commit()
-    except psycopg.Error as error:
-        raise database.unavailable("PostgreSQL does not answer", error) from error
     if row is None or row[0] is None:
         raise errors.ConfigurationError("the database's search_path names no existing schema; create one")
     digest = hashlib.sha256(f"trainmedic:{row[0]}".encode()).digest()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import partial
 
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import mapping, queries
+from trainmedic_server.adapters.sql_store.bulk import UnitRecords
 from trainmedic_server.adapters.sql_store.history import SqlHistory
 from trainmedic_server.adapters.sql_store.schema import OPEN_STATUSES, agent_lives, is_no_member, job_lives, runs
 from trainmedic_server.domain.agent_life import AgentLife
@@ -18,7 +19,6 @@ from trainmedic_server.domain.run import OperatorOrder
 from trainmedic_server.ports.present import OpenCounts, Present, StoredAgentLives
 
 _UNFINISHED = sa.select(runs.c.status, sa.func.count()).where(runs.c.unfinished, is_no_member).group_by(runs.c.status)
-_COLUMNS = ("name", "seen_at", "lost_at")
 
 
 class SqlPresent(SqlHistory, Present):
@@ -65,18 +65,12 @@ class SqlPresent(SqlHistory, Present):
         return await self._read(read)
 
 
-class SqlAgentLives(StoredAgentLives):
-    def __init__(self, connection: Callable[[], sa.Connection]) -> None:
-        self._connection = connection
-
+class SqlAgentLives(UnitRecords, StoredAgentLives):
     def all(self) -> list[AgentLife]:
         return [AgentLife(*row) for row in self._connection().execute(sa.select(agent_lives))]
 
     def save(self, lives: Sequence[AgentLife]) -> None:
-        self.forget([life.name for life in lives])
-        if lives:
-            rows = [{name: getattr(life, name) for name in _COLUMNS} for life in lives]
-            self._connection().execute(sa.insert(agent_lives), rows)
+        self._write(agent_lives, [(life.name, life.seen_at, life.lost_at) for life in lives])
 
     def forget(self, names: Collection[str]) -> None:
         if names:

@@ -56,14 +56,10 @@ _OLD_RUNS = (
     .limit(sa.bindparam("limit"))
 )
 _DELETE_RUNS = (
-    sa.delete(events).where(events.c.run_id.in_(_RUN_IDS)),
-    sa.delete(orders).where(orders.c.run_id.in_(_RUN_IDS)),
-    sa.delete(steps).where(steps.c.run_id.in_(_RUN_IDS)),
-    sa.delete(touched_nodes).where(touched_nodes.c.run_id.in_(_RUN_IDS)),
-    sa.delete(effects).where(effects.c.run_id.in_(_RUN_IDS)),
-    sa.delete(shown_questions).where(shown_questions.c.run_id.in_(_RUN_IDS)),
-    sa.delete(run_alerts).where(run_alerts.c.run_id.in_(_RUN_IDS)),
-    sa.delete(groups).where(groups.c.run_id.in_(_RUN_IDS)),
+    *(
+        sa.delete(table).where(table.c.run_id.in_(_RUN_IDS))
+        for table in (events, orders, steps, touched_nodes, effects, shown_questions, run_alerts, groups)
+    ),
     sa.delete(runs).where(runs.c.id.in_(_RUN_IDS)),
 )
 MOST_ALERTS = 100_000  # Alerts without a reaction or run: one a second for a day, about 100 MB.
@@ -101,17 +97,21 @@ _DELETE_EVENTS = sa.delete(events).where(
 )
 _FINDING_IDS: sa.BindParameter[Any] = sa.bindparam("findings", expanding=True)
 _AFTER_JOB_MICROSECONDS = 3600 * 1_000_000  # Later findings on a node are not about its former job.
-_IS_OF_KEPT_JOB = sa.exists().where(  # A kept job's attempt 0 stands for all attempts.
-    kept_jobs.c.job == findings.c.job,
-    sa.or_(kept_jobs.c.attempt == 0, findings.c.attempt.is_(None), kept_jobs.c.attempt == findings.c.attempt),
-)
+
+
+def _is_of_kept_job(table: sa.Table) -> sa.Exists:
+    is_attempt = kept_jobs.c.attempt == table.c.attempt
+    is_kept = sa.or_(kept_jobs.c.attempt == 0, table.c.attempt.is_(None), is_attempt)  # attempt 0 stands for all
+    return sa.exists().where(kept_jobs.c.job == table.c.job, is_kept)
+
+
 _IS_ON_NODE_OF_KEPT_JOB = sa.exists().where(
     job_places.c.job == kept_jobs.c.job,
     job_places.c.node == findings.c.node,
     sa.type_coerce(findings.c.first_at, sa.BigInteger)
     <= sa.type_coerce(job_places.c.seen_at, sa.BigInteger) + _AFTER_JOB_MICROSECONDS,
 )
-IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_ON_NODE_OF_KEPT_JOB)
+IS_KEPT = sa.or_(_is_of_kept_job(findings), _IS_ON_NODE_OF_KEPT_JOB)
 """A finding in the log of a retained job, or about its node or GPU."""
 _OLD_FINDINGS = (
     sa.select(findings.c.id)
@@ -124,14 +124,10 @@ _DELETE_FINDINGS = (
     sa.delete(finding_episodes).where(finding_episodes.c.finding_id.in_(_FINDING_IDS)),
     sa.delete(findings).where(findings.c.id.in_(_FINDING_IDS)),
 )
-_VERDICT_IS_KEPT = sa.exists().where(
-    kept_jobs.c.job == verdicts.c.job,
-    sa.or_(kept_jobs.c.attempt == 0, verdicts.c.attempt.is_(None), kept_jobs.c.attempt == verdicts.c.attempt),
-)
 _DELETE_VERDICTS = sa.delete(verdicts).where(
     verdicts.c.id.in_(
         sa.select(verdicts.c.id)
-        .where(verdicts.c.began_at < _BEFORE, verdicts.c.tell_at.is_(None), ~_VERDICT_IS_KEPT)
+        .where(verdicts.c.began_at < _BEFORE, verdicts.c.tell_at.is_(None), ~_is_of_kept_job(verdicts))
         .order_by(verdicts.c.began_at)
         .limit(BATCH)
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import datetime
 
 import sqlalchemy as sa
 
+from trainmedic_server.adapters.sql_store.bulk import UnitRecords
 from trainmedic_server.adapters.sql_store.columns import Text, TimeColumn, metadata
 from trainmedic_server.ports.sessions import Session, StoredSessions
 
@@ -25,10 +26,7 @@ sessions = sa.Table(
 # No index: there are few rows, all read at start.
 
 
-class SqlSessions(StoredSessions):
-    def __init__(self, connection: Callable[[], sa.Connection]) -> None:
-        self._connection = connection
-
+class SqlSessions(UnitRecords, StoredSessions):
     def all(self) -> list[Session]:
         rows = self._connection().execute(sa.select(sessions).order_by(sessions.c.id))
         return [Session(**row) for row in rows.mappings()]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import sqlalchemy as sa
 
-from trainmedic_server.adapters.sql_store.bulk import BulkInsert
+from trainmedic_server.adapters.sql_store.bulk import UnitRecords
 from trainmedic_server.adapters.sql_store.columns import Text, metadata
 from trainmedic_server.ports.chat import ShownQuestion, ShownQuestions
 
@@ -21,15 +21,10 @@ shown_questions = sa.Table(
 )
 
 
-class SqlShownQuestions(ShownQuestions):
-    def __init__(self, connection: Callable[[], sa.Connection]) -> None:
-        self._connection = connection
-
+class SqlShownQuestions(UnitRecords, ShownQuestions):
     def of_runs(self, run_ids: Collection[str]) -> list[ShownQuestion]:
         chosen = sa.select(shown_questions).where(shown_questions.c.run_id.in_(run_ids))
         return [ShownQuestion(*row) for row in self._connection().execute(chosen)]
 
     def save(self, shown: ShownQuestion) -> None:
-        connection = self._connection()
-        row = (shown.run_id, shown.step, shown.channel, shown.message, shown.shown)
-        BulkInsert(connection.dialect, shown_questions, "update").run(connection, [row])
+        self._write(shown_questions, [(shown.run_id, shown.step, shown.channel, shown.message, shown.shown)])

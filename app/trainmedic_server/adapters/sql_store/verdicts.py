@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
 from trainmedic_logs.domain.known_verdict import KnownVerdict
-from trainmedic_server.adapters.sql_store.bulk import BulkInsert
+from trainmedic_server.adapters.sql_store.bulk import UnitRecords
 from trainmedic_server.adapters.sql_store.columns import JsonColumn, Text, TimeColumn, metadata, partial_index
 from trainmedic_server.ports.verdicts import StoredVerdicts, VerdictRecord
 
@@ -83,10 +83,7 @@ def record_of(known: KnownVerdict) -> VerdictRecord:
     )
 
 
-class SqlVerdicts(StoredVerdicts):
-    def __init__(self, connection: Callable[[], sa.Connection]) -> None:
-        self._connection = connection
-
+class SqlVerdicts(UnitRecords, StoredVerdicts):
     def of_job(self, job: str, limit: int) -> list[KnownVerdict]:
         return read(self._connection(), of_job(job, limit))
 
@@ -98,7 +95,4 @@ class SqlVerdicts(StoredVerdicts):
         return read(self._connection(), due.order_by(verdicts.c.tell_at, verdicts.c.id).limit(limit))
 
     def save(self, made: Sequence[KnownVerdict]) -> None:
-        if made:
-            connection = self._connection()
-            rows = [tuple(getattr(verdict, column.name) for column in verdicts.c) for verdict in made]
-            BulkInsert(connection.dialect, verdicts, "update").run(connection, rows)
+        self._write(verdicts, [tuple(getattr(verdict, column.name) for column in verdicts.c) for verdict in made])

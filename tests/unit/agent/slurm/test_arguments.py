@@ -115,6 +115,7 @@ def test_a_job_is_one_id(job: object) -> None:
         ("slurm.update", {"job": "7", "priority": 0}),
         ("slurm.update", {"job": "7", "excluded_nodes": "n1"}),
         ("slurm.reserve", {"reservation": "maintenance", "is_end": True}),
+        ("slurm.reserve", {"reservation": "trainmedic-a", "node": "--cluster=b", "is_end": True}),
         ("slurm.reserve", {"reservation": "trainmedic-a", "node": "n1", "users": ["ALL"], "minutes": 1}),
         ("slurm.reserve", {"reservation": "trainmedic-a", "node": "n1", "users": [], "minutes": 1}),
         ("slurm.comment", {"job": "7", "text": "a\0b"}),
