@@ -5,19 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from fastapi import Depends
 from pydantic import Field
 
 from trainmedic_server.api.view import View
-from trainmedic_server.auth.auth import Authenticator, requires
-from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain import approval
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.links import run_link
 from trainmedic_server.domain.run import Run, Status, StepState
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.problems import responses
-from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.store import History, HistoryFilter
 
 MOST = 1000  # of the newest waiting runs
@@ -72,17 +67,12 @@ async def approvals(history: History, external_url: str = "") -> ApprovalList:
     return ApprovalList(items=sorted(items, key=lambda item: (item.until is None, item.until or item.asked_at)))
 
 
-def router(history: History, auth: Authenticator, reads: ReadTurns, external_url: str) -> ApiRoutes:
-    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
+def router(history: History, parts: RouteParts, external_url: str) -> ApiRoutes:
+    routes = ApiRoutes("operations", parts.auth)
 
-    @routes.get(
-        "/approvals",
-        summary="Questions that wait for people",
-        response_model=ApprovalList,
-        responses=responses(401, 403, 503),
-    )
+    @routes.read("/approvals", summary="Questions that wait for people")
     async def waiting() -> ApprovalList:
-        async with reads.take():
+        async with parts.reads.take():
             return await approvals(history, external_url)
 
     return routes

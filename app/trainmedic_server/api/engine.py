@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainmedic_core.problems import FileProblem
-from trainmedic_logs.domain.known_finding import KeptJob
-from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertRecord, Delivery
 from trainmedic_server.domain.job_life import JobLife
@@ -19,7 +17,6 @@ from trainmedic_server.domain.upcoming import Upcoming
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.manual_runs import Started, StartOrder
-from trainmedic_server.ports.alert_map import MappedEvent
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
@@ -100,52 +97,3 @@ class CatalogPort(Protocol):
     def get(self, name: str) -> CompiledPlaybook | None: ...
     @property
     def problems(self) -> Sequence[FileProblem]: ...
-
-
-class LogRulesPort(Protocol):
-    @property
-    def rule_set(self) -> RuleSet: ...
-    @property
-    def problems(self) -> Sequence[FileProblem]: ...
-
-
-class AlertMapState(Protocol):
-    @property
-    def accept(self) -> Sequence[object]: ...
-
-    @property
-    def names(self) -> int:
-        """Number of renamed alertnames."""
-        ...
-
-    @property
-    def events(self) -> Collection[str]: ...
-
-    def map_event(self, name: str, body: Any) -> MappedEvent | None:
-        """Return None if no entry takes the event. Raises PayloadError."""
-        ...
-
-    @property
-    def unusable(self) -> str:
-        """Why no alert is accepted, "" if the map was loaded."""
-        ...
-
-
-class AlertMapPort(Protocol):
-    @property
-    def is_used(self) -> bool: ...
-
-    @property
-    def current(self) -> AlertMapState: ...
-    @property
-    def problems(self) -> Sequence[FileProblem]: ...
-
-
-class KeptJobsPort(Protocol):
-    async def keep(self, job: str, attempt: int | None, actor: str, note: str) -> KeptJob:
-        """Keep a job, or one attempt of it. Raises Conflict, StoreUnavailable."""
-        ...
-
-    async def release(self, job: str, attempt: int | None, actor: str) -> None: ...  # raises NotFound, StoreUnavailable
-
-    async def all(self) -> Sequence[KeptJob]: ...  # raises StoreUnavailable

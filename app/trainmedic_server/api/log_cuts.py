@@ -16,7 +16,6 @@ from trainmedic_server.api.query_types import Names, PageLimit
 from trainmedic_server.api.view import ApiModel
 from trainmedic_server.http.api_routes import ApiRoutes
 from trainmedic_server.http.ascii_json import AsciiJson
-from trainmedic_server.http.problems import responses
 from trainmedic_server.live.presence_lists import PresenceLists
 from trainmedic_server.ports.outside import Presence
 
@@ -39,12 +38,7 @@ class LogCutList(ApiModel):
 
 
 def add_to(routes: ApiRoutes, lists: PresenceLists) -> None:
-    @routes.get(
-        "/agents/log-cuts",
-        summary="Log data excluded by agents",
-        response_model=LogCutList,
-        responses=responses(401, 403, 422, 503),
-    )
+    @routes.read("/agents/log-cuts", summary="Log data excluded by agents", response_model=LogCutList)
     async def log_cuts(limit: PageLimit = 1000, job: JobNames = None, node: NodeNames = None) -> Response:
         """Reports from the last ten minutes, with the newest cuts first."""
         listed = await lists.agents()

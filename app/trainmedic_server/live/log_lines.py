@@ -17,11 +17,10 @@ from trainmedic_core.plain_text import json_bytes
 from trainmedic_logs.domain.log_search import LONGEST_GREP, LogLevel, LogQuery
 from trainmedic_server.api.exports import NDJSON
 from trainmedic_server.api.times import TimeText, time_of
-from trainmedic_server.auth.auth import Authenticator, Principal, requires
+from trainmedic_server.auth.auth import Principal
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.errors import BusUnavailable, NotFound
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.http.problems import HttpProblem, responses
 from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.http.streaming import StreamedResponse, while_allowed
@@ -53,15 +52,13 @@ class LogLinesApi(Struct, frozen=True):
     source: LogSource
     job_locations: JobLocations
 
-    def router(self, auth: Authenticator, clock: Clock, limits: ServerLimits) -> ApiRoutes:
-        return _router(self.source, self.job_locations, auth, clock, limits)
+    def router(self, parts: RouteParts) -> ApiRoutes:
+        return _router(self.source, self.job_locations, parts)
 
 
-def _router(
-    source: LogSource, job_locations: JobLocations, auth: Authenticator, clock: Clock, limits: ServerLimits
-) -> ApiRoutes:
-    routes = ApiRoutes("logs")
-    viewer = requires(auth, TokenRole.VIEWER)
+def _router(source: LogSource, job_locations: JobLocations, parts: RouteParts) -> ApiRoutes:
+    auth, limits = parts.auth, parts.limits
+    routes = ApiRoutes("logs", auth)
     turns = ReadTurns(limits.log_searches, 0, "searches of logs")
 
     @routes.get(
@@ -69,12 +66,12 @@ def _router(
         summary="The lines of a job's logs, oldest first",
         response_class=Response,
         # 404: an impossible name, or a job without known nodes.
-        responses={200: _ANSWER, **responses(401, 403, 404, 422, 429, 503)},
+        responses={200: _ANSWER, **responses(404, 429)},
     )
     async def lines(
         request: Request,
-        principal: Principal = Depends(viewer),
-        asked: LogQuery = Depends(_query(clock)),
+        principal: Principal = Depends(routes.viewer),
+        asked: LogQuery = Depends(_query(parts.clock)),
         limit: Annotated[
             int, Query(ge=1, le=MOST_LINES, description="Most lines; ignored with `follow`.")
         ] = USUAL_LINES,

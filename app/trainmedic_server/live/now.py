@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from fastapi import Depends
 from pydantic import Field
 
 from trainmedic_server.api.approvals import ApprovalView, approvals
@@ -13,17 +12,13 @@ from trainmedic_server.api.change_views import ChangeView, change_views
 from trainmedic_server.api.engine import EnginePort
 from trainmedic_server.api.view import View
 from trainmedic_server.api.views import NextView
-from trainmedic_server.auth.auth import Authenticator, requires
-from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain import changes
 from trainmedic_server.domain.alert import AlertRecord, decisive
 from trainmedic_server.domain.changes import Change
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Controls, Decision, OperatorOrder, Run, Status
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.problems import responses
-from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.store import History, HistoryFilter
@@ -206,16 +201,16 @@ class NowApi:
         return sorted(lost, key=lambda each: each.since, reverse=True)
 
 
-def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
-    routes = ApiRoutes("status", [Depends(requires(auth, TokenRole.VIEWER))])
+def router(now: NowApi, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("status", parts.auth)
 
-    @routes.get("/now", summary="Current state", response_model=NowView, responses=responses(401, 403, 503))
+    @routes.read("/now", summary="Current state")
     async def how_things_stand() -> NowView:
         """Pending approvals, failed runs, active changes and their end, open runs, lost agents and jobs.
 
         Lists have the newest 500 open runs and 500 with a pending undo; `counts` includes all.
         """
-        async with reads.take():
+        async with parts.reads.take():
             return await now.view()
 
     return routes
