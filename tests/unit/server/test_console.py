@@ -504,9 +504,12 @@ async def test_a_store_that_does_not_respond_is_stated_on_the_page() -> None:
         raise errors.StoreUnavailable("away")
 
     world.history.last_seq = away  # type: ignore[method-assign]
+    world.history.away = True
     async with world.client() as client:
         page = await client.get("/", headers=HTML)
+        failed = await client.get("/runs", headers=HTML)
     assert (page.status_code, "The run store is not responding." in page.text) == (200, True)
+    assert (failed.status_code, "data-again" in failed.text) == (503, True)  # `console.js` loads it again
 
 
 async def test_a_request_that_is_cut_off_makes_no_old_state_new() -> None:
