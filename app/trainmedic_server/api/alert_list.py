@@ -171,13 +171,10 @@ def _size(alert: Alert) -> int:
 def view(record: AlertRecord, names: ReactingPlaybooks, statuses: Mapping[str, Status] = {}) -> HeardAlertView:
     alert = record.alert
     suggestion = None if record.reactions else suggested(alert, names)
-    return HeardAlertView(
+    return HeardAlertView.of(
+        alert,
         alert_name=alert.name,
-        labels=dict(alert.labels),
-        annotations=dict(alert.annotations),
         status=AlertStatus.RESOLVED if record.is_resolved else AlertStatus.FIRING,
-        fingerprint=alert.fingerprint,
-        starts_at=alert.starts_at,
         first_heard=record.first_heard_at,
         last_heard=record.last_heard_at,
         count=record.count,
@@ -187,7 +184,7 @@ def view(record: AlertRecord, names: ReactingPlaybooks, statuses: Mapping[str, S
         reactions=[_reaction(reaction, statuses) for reaction in record.reactions],
         suggestion=suggestion,
         original_alert_name=alert.original_name,
-        original_labels=None if alert.original is None else dict(alert.original),
+        original_labels=alert.original,
     )
 
 

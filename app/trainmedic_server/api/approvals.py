@@ -80,12 +80,10 @@ def router(history: History, parts: RouteParts, external_url: str) -> ApiRoutes:
 
 def _view(run: Run, step: StepState, external_url: str) -> ApprovalView:
     terms = Terms.of(step)
-    return ApprovalView(
+    return ApprovalView.of(
+        run,
         run_id=run.id,
-        playbook=run.playbook,
         target=run.target_key or None,
-        alert_name=run.alert_name,
-        alert_labels=dict(run.alert_labels),
         step=step.id,
         question=step.message or "",
         asked_at=step.started_at or run.created_at,
@@ -94,11 +92,11 @@ def _view(run: Run, step: StepState, external_url: str) -> ApprovalView:
         asked_again_at=step.retry_at if terms.lapsed else None,
         on_timeout=terms.on_timeout,
         escalated=terms.escalated,
-        steps=[StepAheadView.model_validate(step) for step in terms.steps],
+        steps=terms.steps,
         nodes=sorted(terms.nodes),
         gpus=terms.gpus,
         count=terms.count,
-        by=list(terms.by),
-        approved_by=list(approval.approvers(step)),
+        by=terms.by,
+        approved_by=approval.approvers(step),
         link=run_link(external_url, run.id) or None,
     )

@@ -104,10 +104,8 @@ def view(
     test: str | None = None,
     kept_back: Sequence[str] = (),
 ) -> ExplainView:
-    server = None  # without `controls`, as in the command line
-    if controls is not None:
-        members = ("paused", "paused_by", "breaker_open", "breaker_reason")
-        server = ServerState(mode=mode, **{name: getattr(controls, name) for name in members})
+    # Without `controls`, as in the command line.
+    server = ServerState.of(controls, mode=mode) if controls is not None else None
     reasons = itertools.chain(kept_back, itertools.repeat(""))
     items = [_alert_view(each, names, why) for each, why in zip(explained, reasons, strict=False)]
     return ExplainView(at=at, server=server, items=items, test=test)
@@ -116,19 +114,17 @@ def view(
 def _alert_view(explained: ExplainedAlert, names: alert_list.ReactingPlaybooks, kept_back: str) -> ExplainedAlertView:
     alert = explained.alert
     suggestion = alert_list.suggested(alert, names)
-    return ExplainedAlertView(
+    return ExplainedAlertView.of(
+        alert,
         alert_name=alert.name,
-        labels=dict(alert.labels),
-        status=alert.status,
-        starts_at=alert.starts_at,
         reason=_reason(explained, names, suggestion),
-        acting=list(explained.acting),
+        acting=explained.acting,
         kept_back=kept_back,
-        told=list(explained.told),
-        playbooks=[ExplanationView.model_validate(each) for each in explained.playbooks if each.names_alert],
+        told=explained.told,
+        playbooks=[each for each in explained.playbooks if each.names_alert],
         suggestion=suggestion,
         original_alert_name=alert.original_name,
-        original_labels=None if alert.original is None else dict(alert.original),
+        original_labels=alert.original,
     )
 
 

@@ -176,8 +176,8 @@ def router(engine: EnginePort, catalog: CatalogPort, parts: RouteParts) -> ApiRo
         body = await parts.bodies.read_model(request, PauseBody)
         controls, made = await engine.pause(actor.name, _pause_order(body, now()))
         at = now()
-        view = _pause_view(made, at)
-        return PausedView(**_switch_members(controls, at), pause=view, warning=_warning(made.scope, catalog))
+        warning = _warning(made.scope, catalog)
+        return PausedView.of(controls, pauses=pause_views(controls, at), pause=_pause_view(made, at), warning=warning)
 
     @routes.act("/resume", ResumeBody, 404, 409, summary="Resume")
     async def resume(request: Request, actor: Principal = Depends(routes.operator)) -> ControlsView:
@@ -186,7 +186,7 @@ def router(engine: EnginePort, catalog: CatalogPort, parts: RouteParts) -> ApiRo
         controls = await engine.resume(actor.name, body.id, body.scope)
         if body.breaker:
             controls = await engine.close_breaker(actor.name)
-        return ControlsView(**_switch_members(controls, now()))
+        return ControlsView.of(controls, pauses=pause_views(controls, now()))
 
     @routes.read("/pauses", summary="Present and future pauses")
     async def pauses() -> PauseList:
@@ -197,7 +197,7 @@ def router(engine: EnginePort, catalog: CatalogPort, parts: RouteParts) -> ApiRo
         """New runs of the playbook are only recorded, as in mode `observe`; open ones continue."""
         body = await parts.bodies.read_model(request, ModeBody)
         controls = await _set_mode(engine, catalog, name, body, actor.name, now())
-        return ControlsView(**_switch_members(controls, now()))
+        return ControlsView.of(controls, pauses=pause_views(controls, now()))
 
     return routes
 
@@ -248,27 +248,17 @@ def _warning(scope: Scope, catalog: CatalogPort) -> str:
     return f"no loaded playbook is named {pattern!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def _switch_members(controls: Controls, now: datetime) -> dict[str, Any]:
-    names = ["paused", "paused_by", "paused_at"]
-    names += ["breaker_open", "breaker_opened_at", "breaker_reason", "breaker_closed_at"]
-    return {**{name: getattr(controls, name) for name in names}, "pauses": pause_views(controls, now)}
-
-
 def _pause_view(pause: OperatorPause, now: datetime) -> PauseView:
     starts_at, until = pause.window(now) or (pause.starts_at, pause.ends_at)
-    return PauseView(
-        id=pause.id,
-        by=pause.by,
-        at=pause.at,
+    return PauseView.of(
+        pause,
         scope=str(pause.scope),
         playbook=pause.scope.playbook,
         node=pause.scope.node,
         job=pause.scope.job,
-        labels=dict(pause.scope.labels),
+        labels=pause.scope.labels,
         starts_at=starts_at,
         until=until,
         every=duration.write(pause.every) if pause.every else None,
-        note=pause.note,
-        observe=pause.observe,
         in_force=pause.is_in_force(now),
     )

@@ -121,18 +121,7 @@ def router(catalog: CatalogPort, texts: PlaybookTextsApi, parts: RouteParts) -> 
 
 
 def _items(loaded: CompiledPlaybook | None, used: Sequence[UsedVersion]) -> list[VersionView]:
-    views = [
-        VersionView(
-            version=each.version,
-            loaded=loaded is not None and each.version == loaded.version,
-            first_used_at=each.first_used_at,
-            last_used_at=each.last_used_at,
-            runs=each.runs,
-            first_run=each.first_run,
-            last_run=each.last_run,
-        )
-        for each in used
-    ]
+    views = [VersionView.of(each, loaded=loaded is not None and each.version == loaded.version) for each in used]
     if loaded is not None and not any(view.loaded for view in views):
         unused = {"first_used_at": None, "last_used_at": None, "first_run": None, "last_run": None}
         views.append(VersionView(version=loaded.version, loaded=True, runs=0, **unused))
@@ -168,17 +157,6 @@ async def _compared(
 
 
 def _played(outcome: PlayedTests) -> PlayedTestsView:
-    tests = [
-        PlayedTestView(
-            name=each.name,
-            line=each.line,
-            passed=not each.failures,
-            seconds=each.seconds,
-            failures=[FailureView.model_validate(failure) for failure in each.failures],
-        )
-        for each in outcome.tests
-    ]
-    problems = [FailureView.model_validate(problem) for problem in outcome.problems]
-    return PlayedTestsView(
-        file=outcome.file, passed=outcome.passed, tests=tests, problems=problems, unfinished=outcome.unfinished
+    return PlayedTestsView.of(
+        outcome, tests=[PlayedTestView.of(each, passed=not each.failures) for each in outcome.tests]
     )

@@ -102,15 +102,12 @@ def router(engine: EnginePort, present: Present, parts: RouteParts) -> ApiRoutes
 def _view(started: Started, *, is_dry: bool) -> StartedView:
     run = started.run
     is_barred = run.decision not in (Decision.STARTED, Decision.OBSERVE_ONLY)
-    return StartedView(
+    return StartedView.of(
+        run,
         run=None if is_dry and not started.is_repeated else views.item(run),
-        playbook=run.playbook,
         target=run.target_key,
-        decision=run.decision,
         why=run.message if is_barred else "",
-        mode=run.mode,
-        alert_name=run.alert_name,
         waits_for=started.waits_for,
         repeated=started.is_repeated,
-        steps=[StepAheadView.model_validate(step) for step in started.steps],
+        steps=started.steps,
     )

@@ -36,6 +36,9 @@ class PageRequest(Struct, frozen=True):
     async def get_or(self, default: Any, path: str, query: Query | None = None) -> Any:
         return await self.api.get_or(default, self.principal, path, query)
 
+    async def post(self, path: str, body: Any = None) -> Any:
+        return await self.api.ask(self.principal, "POST", path, body=body)
+
     def documents(self, path: str, query: Query | None = None) -> AsyncGenerator[dict[str, Any] | None, None]:
         return self.api.documents(self.principal, path, query)
 

@@ -57,10 +57,10 @@ async def playbook(page: PageRequest, **more: Any) -> Response:
     )
 
 
-async def run_tests(page: PageRequest) -> Response:
+async def run_tests(page: PageRequest, _: Mapping[str, str]) -> Response:
     path = f"/playbooks/{page.parameters['playbook']}/test"
     try:
-        return await playbook(page, tests=await page.api.ask(page.principal, "POST", path))
+        return await playbook(page, tests=await page.post(path))
     except HttpProblem as problem:
         return await playbook(page, no_tests=problem.detail)
 
@@ -68,7 +68,7 @@ async def run_tests(page: PageRequest) -> Response:
 async def dry_run(page: PageRequest, fields: Mapping[str, str]) -> Response:
     try:
         body = start_body(page.parameters["playbook"], fields) | {"dry_run": True}
-        preview = await page.api.ask(page.principal, "POST", "/runs", body=body)
+        preview = await page.post("/runs", body)
     except HttpProblem as problem:
         return await playbook(page, asked=fields, cannot=problem.detail)
     return await playbook(page, asked=fields, preview=preview, key=secrets.token_hex(16))

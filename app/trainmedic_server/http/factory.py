@@ -152,7 +152,7 @@ def create_app(
         app.router.routes.extend(routes.routes)  # `include_router` would build each route again
         undocumented += routes.body_models
     app.router.routes.extend(status.router(readiness, metrics).routes)
-    app.pages = console(app.answer, app.answers, feed, auth, base, bodies, clock, limits, metrics, presences)
+    app.pages = console(app.answer, app.answers, feed, parts, base, metrics, presences)
     app.add_middleware(_Boundary, metrics=metrics)
     return _with_openapi(app, base, undocumented)
 

@@ -218,11 +218,10 @@ def router(now: NowApi, parts: RouteParts) -> ApiRoutes:
 
 def pauses_of(controls: Controls, now: datetime) -> list[PauseLine]:
     return [
-        PauseLine(
+        PauseLine.of(
+            pause,
             scope=f"{pause.scope}{', observe only' if pause.observe else ''}",
-            by=pause.by,
             since=_in_force_since(pause, now),
-            note=pause.note,
             until=pause.until(now),
         )
         for pause in controls.pauses
@@ -240,28 +239,11 @@ def breaker_of(controls: Controls) -> BreakerView:
 
 
 def _running(run: Run, upcoming: NextView | None) -> RunningView:
-    return RunningView(
-        run_id=run.id,
-        playbook=run.playbook,
-        target=run.target_key,
-        alert_name=run.alert_name,
-        status=run.status,
-        waiting_on=run.waiting_on,
-        since=run.created_at,
-        message=run.message,
-        next=upcoming,
-    )
+    return RunningView.of(run, run_id=run.id, target=run.target_key, since=run.created_at, next=upcoming)
 
 
 def _failed(run: Run) -> FailedView:
-    return FailedView(
-        run_id=run.id,
-        playbook=run.playbook,
-        target=run.target_key,
-        alert_name=run.alert_name,
-        ended_at=run.ended_at,
-        message=run.message,
-    )
+    return FailedView.of(run, run_id=run.id, target=run.target_key)
 
 
 def _pending_changes(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> Iterator[Change]:
