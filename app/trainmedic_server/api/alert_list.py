@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from pydantic import ConfigDict, Field
 
 from trainmedic_core.problems import did_you_mean
-from trainmedic_server.api.engine import CatalogPort
 from trainmedic_server.api.exports import AS_STREAM, Accept, Exports, stream_type
 from trainmedic_server.api.query_types import Few, Name, PageCursor, PageLimit, all_items, cursor_checked
 from trainmedic_server.api.times import TimeText, time_of
 from trainmedic_server.api.view import View
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert, AlertRecord, AlertStatus
 from trainmedic_server.domain.alert_suggestions import snippet, suggest
 from trainmedic_server.domain.reaction import NoReaction, Reaction
@@ -141,7 +141,7 @@ class HeardAlertPage(View):
 
 async def _page(
     alerts: ReceivedAlerts,
-    catalog: CatalogPort,
+    catalog: Library,
     matching: ReceivedAlertFilter,
     limit: int,
     cursor: str | None,
@@ -197,7 +197,7 @@ _MISSPELT_LIKENESS = 0.8  # least similarity of names, from 0 to 1
 ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]  # By alertname, in alphabetical order
 
 
-def by_alertname(catalog: CatalogPort) -> ReactingPlaybooks:
+def by_alertname(catalog: Library) -> ReactingPlaybooks:
     naming: dict[str, list[CompiledPlaybook]] = {}
     for playbook in catalog.all():
         for name in dict.fromkeys(playbook.definition.begins_with):
@@ -252,7 +252,7 @@ def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
     return SuggestionView(alert_name=rename.name, because=rename.because, playbooks=playbooks, rename=entry)
 
 
-def router(alerts: ReceivedAlerts, catalog: CatalogPort, parts: RouteParts) -> ApiRoutes:
+def router(alerts: ReceivedAlerts, catalog: Library, parts: RouteParts) -> ApiRoutes:
     routes = ApiRoutes("alerts", parts.auth)
     exports: Exports[AlertRecord] = Exports(
         parts.limits, HeardAlertView, lambda record: view(record, by_alertname(catalog))

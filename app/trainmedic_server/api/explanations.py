@@ -11,14 +11,15 @@ from fastapi import Depends, Query, Request, Response
 from pydantic import Field
 
 from trainmedic_server.api import alert_list, given_alerts, test_text
-from trainmedic_server.api.engine import CatalogPort, EnginePort
 from trainmedic_server.api.times import TimeText, time_of
 from trainmedic_server.api.view import View
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.forecast import StepForecast
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.http.ascii_json import AsciiJson
 from trainmedic_server.http.body import parse_json
@@ -142,7 +143,7 @@ def _reason(
     return "; ".join(f"{each.playbook}: {each.why}" for each in explained.playbooks if each.names_alert)
 
 
-def router(engine: EnginePort, catalog: CatalogPort, parts: RouteParts) -> ApiRoutes:
+def router(engine: Engine, catalog: Library, parts: RouteParts) -> ApiRoutes:
     routes = ApiRoutes("alerts", parts.auth)
 
     @routes.post(

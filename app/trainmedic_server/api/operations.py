@@ -12,15 +12,17 @@ from pydantic import ConfigDict, Field
 from trainmedic.wire.notice import NAME
 from trainmedic_core.target import TargetKind
 from trainmedic_server.api import approvals, pauses, run_ids, starts, views
-from trainmedic_server.api.engine import CatalogPort, EnginePort, JobLivesPort
 from trainmedic_server.api.run_ids import RunId
 from trainmedic_server.api.view import ApiModel
 from trainmedic_server.auth.auth import Principal
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.inputs import InputType, Value
 from trainmedic_server.domain.job_life import LifeState
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import OrderKind
+from trainmedic_server.engine.job_watch import JobWatch
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.errors import NotFound
 from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.live.now import NowApi
@@ -136,9 +138,9 @@ class PlaybookList(ApiModel):
 
 
 def routers(
-    engine: EnginePort,
-    lives: JobLivesPort,
-    catalog: CatalogPort,
+    engine: Engine,
+    lives: JobWatch,
+    catalog: Library,
     compiler: ReportCompiler,
     now_api: NowApi,
     parts: RouteParts,
@@ -154,7 +156,7 @@ def routers(
     )
 
 
-def _job_routes(lives: JobLivesPort, parts: RouteParts) -> ApiRoutes:
+def _job_routes(lives: JobWatch, parts: RouteParts) -> ApiRoutes:
     routes = ApiRoutes("operations", parts.auth)
 
     @routes.act("/jobs/{job:path}/end", EndBody, 404, 409, summary="Mark a gone job as ended intentionally")
@@ -166,7 +168,7 @@ def _job_routes(lives: JobLivesPort, parts: RouteParts) -> ApiRoutes:
     return routes
 
 
-def _run_routes(engine: EnginePort, present: Present, parts: RouteParts) -> ApiRoutes:
+def _run_routes(engine: Engine, present: Present, parts: RouteParts) -> ApiRoutes:
     routes = ApiRoutes("operations", parts.auth)
 
     def add_route(kind: OrderKind, summary: str, model: type[OrderBody | CloseBody]) -> None:
@@ -187,7 +189,7 @@ def _run_routes(engine: EnginePort, present: Present, parts: RouteParts) -> ApiR
 
 
 def _playbook_routes(
-    catalog: CatalogPort, recent_counts: RecentCounts, parts: RouteParts, alert_map: AlertMapLibrary
+    catalog: Library, recent_counts: RecentCounts, parts: RouteParts, alert_map: AlertMapLibrary
 ) -> ApiRoutes:
     routes = ApiRoutes("operations", parts.auth)
     now = parts.clock.now

@@ -12,11 +12,12 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 
 from trainmedic_core import duration
 from trainmedic_core.fields import Duration
-from trainmedic_server.api.engine import CatalogPort, EnginePort
 from trainmedic_server.api.view import ApiModel, View
 from trainmedic_server.auth.auth import Principal
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.pause import OperatorPause, PauseOrder, Scope
 from trainmedic_server.domain.run import Controls
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.errors import NotFound, PayloadError
 from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 
@@ -164,7 +165,7 @@ def pause_views(controls: Controls, now: datetime) -> list[PauseView]:
     return [_pause_view(pause, now) for pause in controls.pauses if not pause.is_over(now)]
 
 
-def router(engine: EnginePort, catalog: CatalogPort, parts: RouteParts) -> ApiRoutes:
+def router(engine: Engine, catalog: Library, parts: RouteParts) -> ApiRoutes:
     routes = ApiRoutes("operations", parts.auth)
     now = parts.clock.now
 
@@ -202,9 +203,7 @@ def router(engine: EnginePort, catalog: CatalogPort, parts: RouteParts) -> ApiRo
     return routes
 
 
-async def _set_mode(
-    engine: EnginePort, catalog: CatalogPort, name: str, body: ModeBody, actor: str, now: datetime
-) -> Controls:
+async def _set_mode(engine: Engine, catalog: Library, name: str, body: ModeBody, actor: str, now: datetime) -> Controls:
     limits = [pause for pause in engine.controls.pauses if pause.observe and pause.scope.playbook == name]
     if body.mode == "as_written":
         if not limits:
@@ -239,7 +238,7 @@ def _pause_order(body: PauseBody, now: datetime) -> PauseOrder:
     return PauseOrder(body.scope, body.note.strip(), body.starts, length, body.every)
 
 
-def _warning(scope: Scope, catalog: CatalogPort) -> str:
+def _warning(scope: Scope, catalog: Library) -> str:
     """Return a warning if no loaded playbook matches the scope's pattern, else ""."""
     pattern, names = scope.playbook, [compiled.definition.name for compiled in catalog.all()]
     if pattern is None or any(fnmatch.fnmatchcase(name, pattern) for name in names):

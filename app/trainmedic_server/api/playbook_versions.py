@@ -12,9 +12,9 @@ from fastapi import Depends, Path, Query, Request
 from msgspec import Struct
 from pydantic import ConfigDict, Field
 
-from trainmedic_server.api.engine import CatalogPort
 from trainmedic_server.api.view import ApiModel, View
 from trainmedic_server.auth.auth import Principal
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.errors import NotFound, PayloadError
 from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.playbook_tests import PlaybookTester, PlayedTests
@@ -85,7 +85,7 @@ class PlayedTestsView(View):
     unfinished: str = Field(description="Why there is no outcome; otherwise empty.")
 
 
-def router(catalog: CatalogPort, texts: PlaybookTextsApi, parts: RouteParts) -> ApiRoutes:
+def router(catalog: Library, texts: PlaybookTextsApi, parts: RouteParts) -> ApiRoutes:
     routes = ApiRoutes("operations", parts.auth)
 
     @routes.read("/playbooks/{name}/versions", 404, summary="Past texts of a playbook")

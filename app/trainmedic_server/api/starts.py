@@ -10,7 +10,6 @@ from pydantic import ConfigDict, Field
 from trainmedic_core.target import Target
 from trainmedic_server.api import run_ids, views
 from trainmedic_server.api.approvals import StepAheadView
-from trainmedic_server.api.engine import EnginePort
 from trainmedic_server.api.run_ids import RunId
 from trainmedic_server.api.view import ApiModel, View
 from trainmedic_server.auth.auth import Principal
@@ -19,6 +18,7 @@ from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Decision
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.manual_runs import Started, StartOrder
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.errors import PayloadError
 from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.present import Present
@@ -73,7 +73,7 @@ class StartedView(View):
     steps: list[StepAheadView] = Field(description="Its steps, rendered.")
 
 
-def router(engine: EnginePort, present: Present, parts: RouteParts) -> ApiRoutes:
+def router(engine: Engine, present: Present, parts: RouteParts) -> ApiRoutes:
     routes = ApiRoutes("operations", parts.auth)
 
     @routes.act("/runs", StartBody, 404, 409, summary="Start a playbook manually")

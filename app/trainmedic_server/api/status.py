@@ -16,13 +16,14 @@ from pydantic import Field
 from trainmedic_core.words import count
 from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 from trainmedic_server import __version__, telemetry
-from trainmedic_server.api.engine import CatalogPort, EnginePort
 from trainmedic_server.api.pauses import PauseView, pause_views
 from trainmedic_server.api.view import ApiModel
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain import upcoming
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.topology import SlurmTopology
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.service_watch import ServiceState
 from trainmedic_server.errors import BusExplained, StoreExplained, TrainmedicError
 from trainmedic_server.http import problems
@@ -105,10 +106,10 @@ _READY_RESPONSES: dict[int | str, dict[str, Any]] = {
 class Readiness(Struct, frozen=True):
     """What `Ready` is about. Caveats and warnings may be empty."""
 
-    engine: EnginePort
+    engine: Engine
     store: RunStore
     bus: CommandBus
-    catalog: CatalogPort
+    catalog: Library
     log_rules: LogRuleLibrary
     alert_map: AlertMapLibrary
     clock: Clock
@@ -236,7 +237,7 @@ async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float)
     return Dependency(ok=True, detail="answers")
 
 
-def _playbooks(catalog: CatalogPort) -> Dependency:
+def _playbooks(catalog: Library) -> Dependency:
     """Fail only if there are files and none could be loaded."""
     loaded, failed = len(catalog.all()), len(catalog.problems)
     detail = f"{loaded} loaded" + (f", {failed} errors: see /playbooks" if failed else "")

@@ -73,8 +73,8 @@ class Parts(Struct, frozen=True):
         principal = self.auth.require(request, role) if role is not None else Principal("", frozenset())
         sessions = self.auth.sessions
         signed_in = sessions is not None and sessions.of(request.headers.get("cookie")) is not None
-        query = dict(request.query_params)
-        return PageRequest(request, principal, parameters, self.api, self.renderer, self.standing, signed_in, query)
+        api, query = self.api.acting_as(principal), dict(request.query_params)
+        return PageRequest(request, principal, parameters, api, self.renderer, self.standing, signed_in, query)
 
 
 class ConsoleApp:

@@ -9,6 +9,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Scope
 
 from trainmedic_server import telemetry
+from trainmedic_server.auth.auth import ANONYMOUS
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.console import (
     alert_pages,
@@ -81,7 +82,7 @@ def console(
     presences: SharedPresences,
 ) -> ConsoleApp:
     auth, bodies, limits = shared.auth, shared.bodies, shared.limits
-    inner, assets, gpus = InnerApi(api), Assets(), GpuIndexes(presences)
+    inner, assets, gpus = InnerApi(api, ANONYMOUS), Assets(), GpuIndexes(presences)
     renderer = Renderer(shared.clock, assets, base, index_of=gpus.of)
 
     async def last_seq() -> int:

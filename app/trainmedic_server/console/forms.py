@@ -64,7 +64,7 @@ async def _answers(page: PageRequest, pairs: list[tuple[str, str]]) -> Response:
 async def _answer(page: PageRequest, run_id: str, kind: str, note: str) -> tuple[bool, str]:
     """Return whether the command was taken, and its run, or why not."""
     try:
-        run = await page.post(f"/runs/{run_id}/{kind}", {"note": note})
+        run = await page.api.post(f"/runs/{run_id}/{kind}", {"note": note})
     except HttpProblem as problem:
         return False, problem.detail
     return True, f"{run['playbook']} on {run['target'] or 'no target'}"
@@ -78,7 +78,7 @@ async def _explain(page: PageRequest, fields: Fields) -> Response:
 
 
 async def _channel_test(page: PageRequest, fields: Fields) -> Response:
-    sent = await page.post(f"/channels/{page.parameters['channel']}/test", {"note": _note(fields)})
+    sent = await page.api.post(f"/channels/{page.parameters['channel']}/test", {"note": _note(fields)})
     if sent["sent"]:
         return _show("/settings#channels", "channel")
     return await server_pages.settings(page, tested=sent)
@@ -89,27 +89,27 @@ async def _order(page: PageRequest, fields: Fields) -> Response:
     body: dict[str, Any] = {"note": _note(fields)}
     if kind in ("reject", "cancel") and fields.get("undo"):
         body["undo"] = True
-    await page.post(f"/runs/{page.parameters['run']}/{kind}", body)
+    await page.api.post(f"/runs/{page.parameters['run']}/{kind}", body)
     return _back(fields, kind)
 
 
 async def _retry(page: PageRequest, fields: Fields) -> Response:
-    return _show_started(await page.post(f"/runs/{page.parameters['run']}/retry", {"note": _note(fields)}))
+    return _show_started(await page.api.post(f"/runs/{page.parameters['run']}/retry", {"note": _note(fields)}))
 
 
 async def _start(page: PageRequest, fields: Fields) -> Response:
     body = playbook_pages.start_body(page.parameters["playbook"], fields) | _given(fields, "note", "key")
-    return _show_started(await page.post("/runs", body))
+    return _show_started(await page.api.post("/runs", body))
 
 
 async def _mode(page: PageRequest, fields: Fields) -> Response:
     body = _given(fields, "mode", "note", "until", "for")
-    await page.post(f"/playbooks/{page.parameters['playbook']}/mode", body)
+    await page.api.post(f"/playbooks/{page.parameters['playbook']}/mode", body)
     return _back(fields, "mode")
 
 
 async def _end_session(page: PageRequest, fields: Fields) -> Response:
-    await page.api.ask(page.principal, "DELETE", f"/sessions/{page.parameters['session']}")
+    await page.api.ask("DELETE", f"/sessions/{page.parameters['session']}")
     return _back(fields, "session")
 
 
@@ -117,7 +117,7 @@ async def _pause(page: PageRequest, fields: Fields) -> Response:
     body: dict[str, Any] = _given(fields, "playbook", "node", "job", "for", "note", "starts")
     if labels := fields.get("labels", "").strip():
         body["labels"] = playbook_pages.labels_of(labels)
-    await page.post("/pause", body)
+    await page.api.post("/pause", body)
     return _back(fields, "pause")
 
 
@@ -125,7 +125,7 @@ async def _resume(page: PageRequest, fields: Fields) -> Response:
     body: dict[str, Any] = _given(fields, "id", "note")
     if fields.get("breaker"):
         body["breaker"] = True
-    await page.post("/resume", body)
+    await page.api.post("/resume", body)
     return _back(fields, "breaker" if fields.get("breaker") else "resume")
 
 

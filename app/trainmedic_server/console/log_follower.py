@@ -137,7 +137,7 @@ class LogFollower:
         query = {**view.api_query(since), "follow": "true"}
         query.pop("until", None)
         findings = await log_page.findings_of(page, view.job)
-        incoming = _Incoming(page.documents(f"/jobs/{view.job}/logs", query), place)
+        incoming = _Incoming(page.api.documents(f"/jobs/{view.job}/logs", query), place)
         clock = asyncio.get_running_loop().time
         end = clock() + _LONGEST_SECONDS
         try:

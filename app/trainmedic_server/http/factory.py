@@ -31,16 +31,18 @@ from trainmedic_server.api import (
     status,
     webhook,
 )
-from trainmedic_server.api.engine import CatalogPort, EnginePort, JobLivesPort
 from trainmedic_server.api.own_alerts import OwnAlerts
 from trainmedic_server.auth import audit, sessions
 from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.console.app import ConsoleApp
 from trainmedic_server.console.build import console
 from trainmedic_server.domain.missing_channels import unset_channels
 from trainmedic_server.domain.topology import ClusterTopology, SlurmTopology
+from trainmedic_server.engine.job_watch import JobWatch
 from trainmedic_server.engine.runbooks import Runbooks
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.service_watch import ServiceState
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.http import problems
@@ -72,15 +74,15 @@ _WITHOUT_TOKEN = frozenset({"/health", "/ready", "/metrics"})
 
 def create_app(
     *,
-    engine: EnginePort,
-    job_lives: JobLivesPort,
+    engine: Engine,
+    job_lives: JobWatch,
     runs: ReportHistory,
     report_compiler: ReportCompiler,
     alerts: ReceivedAlerts,
     now_api: now.NowApi,
     findings_api: findings.FindingsApi,
     lines: log_lines.LogLinesApi,
-    catalog: CatalogPort,
+    catalog: Library,
     texts: playbook_versions.PlaybookTextsApi,
     messaging: channels.ChannelsApi,
     log_rules: LogRuleLibrary,

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from trainmedic_server.api.approvals import ApprovalView, approvals
 from trainmedic_server.api.change_views import ChangeView, change_views
-from trainmedic_server.api.engine import EnginePort
 from trainmedic_server.api.view import View
 from trainmedic_server.api.views import NextView
 from trainmedic_server.domain import changes
@@ -18,6 +17,7 @@ from trainmedic_server.domain.changes import Change
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Controls, Decision, OperatorOrder, Run, Status
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.present import Present
@@ -118,7 +118,7 @@ class NowApi:
         self,
         present: Present,
         history: History,
-        engine: EnginePort,
+        engine: Engine,
         clock: Clock,
         external_url: str = "",
         notifications: str = "",

@@ -24,7 +24,6 @@ from tests.support.clocks import START
 from tests.support.memory_api import MemoryBook
 from trainmedic_core.cli.exits import Unreachable
 from trainmedic_server import errors
-from trainmedic_server.auth.auth import Principal
 from trainmedic_server.cli.history import history
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.console.formats import coded, linked_runs
@@ -520,7 +519,7 @@ async def test_a_request_that_is_cut_off_makes_no_old_state_new() -> None:
     class Api:
         reads = 0
 
-        async def get(self, principal: Principal, path: str) -> Mapping[str, Any]:
+        async def get(self, path: str) -> Mapping[str, Any]:
             await answered.wait()
             self.reads += path == "/now"
             return {"ready": True, "reads": self.reads}
