@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import Query, Response
 from pydantic import Field
@@ -19,7 +19,6 @@ from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.http.ascii_json import AsciiJson
 from trainmedic_server.live.presence_lists import PresenceLists, PresenceNames, page
-from trainmedic_server.live.presences import PresenceView, members_of
 from trainmedic_server.ports.outside import CommandBus, Presence
 
 
@@ -32,6 +31,22 @@ class PodPlace(ApiModel):
     namespace: str
     name: str
     node: str
+
+
+class PresenceView(ApiModel):
+    name: str
+    last_seen: datetime
+    details: dict[str, Any] = Field(description="Its ranks or GPUs, capabilities and version, for example.")
+    believed: bool | None = Field(
+        None, description="With a signing key: whether the present entry under its name in Redis is genuine."
+    )
+    doubts: list[str] = Field(
+        [], description="Why it is not trusted, and contradictions by others: no action relies on it."
+    )
+    claims: dict[str, Any] = Field({}, description="Its untrusted entry in Redis.")
+    signed_with: Literal["key", "previous key"] | None = Field(
+        None, description="The signing key that it uses, during a rotation."
+    )
 
 
 class JobView(PresenceView):
@@ -161,3 +176,21 @@ def _place_members(nodes: Collection[str], gpus: Collection[tuple[str, str]], po
         ],
     }
     return {name: value for name, value in members.items() if value}
+
+
+def members_of(presence: Presence, contradictions: Sequence[str], is_signed: bool) -> dict[str, Any]:
+    doubts = [*([presence.doubt] if presence.doubt is not None else []), *contradictions]
+    members: dict[str, Any] = {
+        "name": presence.name,
+        "last_seen": presence.last_seen,
+        "details": dict(presence.details),
+    }
+    if doubts:
+        members["doubts"] = doubts
+    if presence.claims:
+        members["claims"] = dict(presence.claims)
+    if is_signed:
+        members["believed"] = presence.doubt is None
+    if is_signed and presence.doubt is None:
+        members["signed_with"] = "previous key" if presence.uses_previous_key else "key"
+    return members

@@ -17,7 +17,7 @@ class View(ApiModel):
     model_config = ConfigDict(from_attributes=True)
 
     @classmethod
-    def of(cls, source: object, **others: Any) -> Self:
+    def of(cls, source: object, /, **others: Any) -> Self:
         """Return the view with `others`, and for all further fields the attributes of `source`."""
         own = {name: getattr(source, name) for name in cls.model_fields if name not in others}
         return cls(**own, **others)
