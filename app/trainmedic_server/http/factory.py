@@ -105,9 +105,6 @@ def create_app(
     """Return the API and the console. Without tokens, `allowed_hosts` are served too (`OriginCheck`)."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
 
-    def channel_warning() -> str:
-        return unset_channels((each.definition for each in catalog.all()), messaging.services)
-
     own = OwnAlerts(findings_api.history, findings_api.verdicts, runbooks)
     handle = webhook.endpoint(engine, own, auth, bodies, clock, metrics)
     base = BasePath(now_api.external_url)
@@ -128,14 +125,12 @@ def create_app(
         clock_watch,
         limits.check_seconds,
         redis_caveat,
-        channel_warning,
+        lambda: unset_channels((each.definition for each in catalog.all()), messaging.services),
         messaging.routes.caveat,
         slurm_topology,
         services,
     )
-    # FastAPI does not document models of errors, and of bodies that our handlers read themselves.
-    undocumented: list[type[BaseModel]] = [problems.ProblemDetails, schemas.AlertmanagerPayload]
-    for routes in (
+    routers = (
         history.router(runs, findings_api.history, now_api, parts, report_compiler.has_metrics),
         now.router(now_api, parts),
         alert_list.router(alerts, catalog, parts),
@@ -150,13 +145,12 @@ def create_app(
         jobs.router(bus, presences, cluster_topology, parts),
         lines.router(parts),
         reports.router(report_compiler, parts),
-    ):
+    )
+    for routes in (*routers, status.router(readiness, metrics)):
         app.router.routes.extend(routes.routes)  # `include_router` would build each route again
-        undocumented += routes.body_models
-    app.router.routes.extend(status.router(readiness, metrics).routes)
     app.pages = console(app.answer, app.answers, feed, parts, base, metrics, presences)
     app.add_middleware(_Boundary, metrics=metrics)
-    return _with_openapi(app, base, undocumented)
+    return _with_openapi(app, base, [model for routes in routers for model in routes.body_models])
 
 
 class _Api(FastAPI):
@@ -246,11 +240,11 @@ class _Boundary:
                 await problems.ProblemResponse(problem, scope["path"])(scope, receive, send)
 
 
-def _with_openapi(app: FastAPI, base: BasePath, undocumented: Iterable[type[BaseModel]]) -> FastAPI:
+def _with_openapi(app: FastAPI, base: BasePath, bodies: Iterable[type[BaseModel]]) -> FastAPI:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            _complete(document, undocumented)
+            _complete(document, bodies)
             if base.link:
                 document["servers"] = [{"url": base.link}]
             app.openapi_schema = document
@@ -273,10 +267,10 @@ def _with_openapi(app: FastAPI, base: BasePath, undocumented: Iterable[type[Base
     return app
 
 
-def _complete(document: dict[str, Any], undocumented: Iterable[type[BaseModel]]) -> None:
-    """Add tokens, and models that FastAPI does not know."""
+def _complete(document: dict[str, Any], bodies: Iterable[type[BaseModel]]) -> None:
+    """Add tokens, errors, and bodies that our handlers read."""
     components = document["components"]["schemas"]
-    for model in undocumented:
+    for model in (problems.ProblemDetails, schemas.AlertmanagerPayload, *bodies):
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         components.update(schema.pop("$defs", {}))
         components[model.__name__] = schema
