@@ -270,7 +270,8 @@ def _with_openapi(app: FastAPI, base: BasePath, bodies: Iterable[type[BaseModel]
 def _complete(document: dict[str, Any], bodies: Iterable[type[BaseModel]]) -> None:
     """Add tokens, errors, and bodies that our handlers read."""
     components = document["components"]["schemas"]
-    for model in (problems.ProblemDetails, schemas.AlertmanagerPayload, *bodies):
+    models: list[type[BaseModel]] = [problems.ProblemDetails, schemas.AlertmanagerPayload, *bodies]
+    for model in models:
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         components.update(schema.pop("$defs", {}))
         components[model.__name__] = schema
