@@ -79,7 +79,6 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._add_alert_counters()
         self._add_counters()
-        self._add_slack()
         self._add_durations()
         self._add_gauges()
         self.jobs = JobMetrics()
@@ -112,17 +111,6 @@ class Metrics:
         )
         self.undos = counter("trainmedic_undos", "Undos, by outcome.", ["status"])
 
-    def _add_slack(self) -> None:
-        self.slack_left_out = Counter(
-            "trainmedic_slack_left_out", "Questions and edits that Slack rejects.", registry=self.registry
-        )
-        self.slack_presses = Counter(
-            "trainmedic_slack_presses", "Button clicks in Slack, by outcome.", ["outcome"], registry=self.registry
-        )
-        self.slack_connected = Gauge(
-            "trainmedic_slack_connected", "1 while connected to Slack.", registry=self.registry
-        )
-
     def _add_counters(self) -> None:
         counter = functools.partial(Counter, registry=self.registry)
         self.lease_renewals = counter("trainmedic_lease_renewals", "Requested lease renewals, by outcome.", ["outcome"])
@@ -150,6 +138,8 @@ class Metrics:
             ["reason"],
         )
 
+        self.slack_left_out = counter("trainmedic_slack_left_out", "Questions and edits that Slack rejects.")
+        self.slack_presses = counter("trainmedic_slack_presses", "Button clicks in Slack, by outcome.", ["outcome"])
         self.findings = counter(
             "trainmedic_findings", "Findings in logs that were new, by rule and role.", ["rule", "role"]
         )
@@ -190,13 +180,7 @@ class Metrics:
             "trainmedic_batch_wait_seconds", "Wait of the oldest entry of a batch, by queue.", ["queue"]
         )
         self.batch_seconds = histogram("trainmedic_batch_seconds", "Duration of handling a batch, by queue.", ["queue"])
-        self.batch_size = Histogram(
-            "trainmedic_batch_size",
-            "Entries per batch, by queue.",
-            ["queue"],
-            buckets=_SIZES,
-            registry=self.registry,
-        )
+        self.batch_size = histogram("trainmedic_batch_size", "Entries per batch, by queue.", ["queue"], buckets=_SIZES)
 
     def batch_watch(self, queue: str) -> Callable[[int, float, float], None]:
         """Return an observer of (batch size, seconds the oldest waited, seconds of handling)."""
@@ -231,6 +215,7 @@ class Metrics:
         self.agents_lost = gauge("trainmedic_agents_lost", "Agents lost within the last day.")
         self.leases = gauge("trainmedic_leases", "Effects that are renewed, or watched in Slurm.")
         self.working = gauge("trainmedic_working", "1 while this server is the leader, 0 while on standby.")
+        self.slack_connected = gauge("trainmedic_slack_connected", "1 while connected to Slack.")
         self.paused = gauge("trainmedic_paused", "1 while an operator has paused the server.")
         self.pauses = gauge("trainmedic_pauses", "Active pauses, including those of a playbook, node, job or label.")
         self.breaker_open = gauge("trainmedic_breaker_open", "1 while the breaker is open.")

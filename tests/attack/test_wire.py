@@ -27,8 +27,7 @@ from trainmedic_server.adapters.redis_connection import RedisOutage
 from trainmedic_server.adapters.redis_inbox import ReplyInbox
 from trainmedic_server.adapters.redis_presence_judge import PresenceJudge
 from trainmedic_server.adapters.redis_replies import ReplyRouter
-from trainmedic_server.api.jobs import JobList, JobView
-from trainmedic_server.live.presences import members_of
+from trainmedic_server.api.jobs import JobList, JobView, members_of
 from trainmedic_server.ports.fence import no_fence
 
 SHARED = Signer.of(b"the shared key of these tests")

@@ -29,6 +29,7 @@ from trainmedic_server.api.findings import FindingsApi
 from trainmedic_server.api.playbook_versions import PlaybookTextsApi
 from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.browser_sessions import Sessions
+from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.http.factory import create_app
@@ -84,7 +85,7 @@ class World:
     findings: InMemoryStore = field(default_factory=InMemoryStore)
     tester: PlaybookTester = field(default_factory=NoPlaybookTester)
     channels: ChannelsApi | None = None
-    alert_map: Any = None
+    alert_map: AlertMapLibrary = field(default_factory=lambda: AlertMapLibrary(()))
     slurm_topology: Any = None
     services: Any = field(default_factory=dict)
     is_stored: bool = False

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import Depends, Header, Query, Response
+from fastapi import Depends, Query, Response
 from msgspec.structs import replace
 from pydantic import ConfigDict, Field
 
 from trainmedic_core.problems import did_you_mean
-from trainmedic_server.api.engine import CatalogPort
-from trainmedic_server.api.exports import AS_STREAM, CSV, NDJSON, Exports
-from trainmedic_server.api.query_types import Few, Name, PageCursor, PageLimit, wrong_cursor
+from trainmedic_server.api.exports import AS_STREAM, Accept, Exports, stream_type
+from trainmedic_server.api.query_types import Few, Name, PageCursor, PageLimit, all_items, cursor_checked
 from trainmedic_server.api.times import TimeText, time_of
 from trainmedic_server.api.view import View
-from trainmedic_server.auth.auth import Authenticator, requires
-from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert, AlertRecord, AlertStatus
 from trainmedic_server.domain.alert_suggestions import snippet, suggest
 from trainmedic_server.domain.reaction import NoReaction, Reaction
 from trainmedic_server.domain.run import Status
 from trainmedic_server.errors import PayloadError
-from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.http.ascii_json import AsciiJson
-from trainmedic_server.http.limits import MIB, ServerLimits
-from trainmedic_server.http.negotiation import preferred
-from trainmedic_server.http.problems import responses
-from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.received_alerts import ReceivedAlertFilter, ReceivedAlerts
@@ -145,19 +139,20 @@ class HeardAlertPage(View):
     next: str | None = Field(description="Cursor of the next page; null on the last.")
 
 
-async def page(
+async def _page(
     alerts: ReceivedAlerts,
-    catalog: CatalogPort,
+    catalog: Library,
     matching: ReceivedAlertFilter,
-    limit: int = 100,
-    cursor: str | None = None,
-    most_bytes: int = 8 * MIB,
+    limit: int,
+    cursor: str | None,
+    most_bytes: int,
 ) -> HeardAlertPage:
-    """Return fewer items once `most_bytes` is reached. Raises ValueError for an invalid cursor."""
+    """Return fewer items once `most_bytes` is reached. Raises HttpProblem for an invalid cursor."""
     newest_first: list[AlertRecord] = []
     size = 0
     while True:
-        piece, cursor = await alerts.alerts_page(matching, min(limit - len(newest_first), _PIECE), cursor)
+        with cursor_checked():
+            piece, cursor = await alerts.alerts_page(matching, min(limit - len(newest_first), _PIECE), cursor)
         newest_first += piece
         size += sum(_size(record.alert) for record in piece)
         if cursor is None or len(newest_first) >= limit or size >= most_bytes:
@@ -168,16 +163,6 @@ async def page(
     return HeardAlertPage(items=[view(record, names, statuses) for record in newest_first], next=cursor)
 
 
-async def _all_pages(alerts: ReceivedAlerts, matching: ReceivedAlertFilter) -> AsyncGenerator[AlertRecord, None]:
-    cursor = None
-    while True:
-        piece, cursor = await alerts.alerts_page(matching, _PIECE, cursor)
-        for record in piece:
-            yield record
-        if cursor is None:
-            return
-
-
 def _size(alert: Alert) -> int:
     texts = (alert.labels, alert.annotations, alert.original or {})
     return sum(len(name) + len(value) for mapping in texts for name, value in mapping.items())
@@ -186,13 +171,10 @@ def _size(alert: Alert) -> int:
 def view(record: AlertRecord, names: ReactingPlaybooks, statuses: Mapping[str, Status] = {}) -> HeardAlertView:
     alert = record.alert
     suggestion = None if record.reactions else suggested(alert, names)
-    return HeardAlertView(
+    return HeardAlertView.of(
+        alert,
         alert_name=alert.name,
-        labels=dict(alert.labels),
-        annotations=dict(alert.annotations),
         status=AlertStatus.RESOLVED if record.is_resolved else AlertStatus.FIRING,
-        fingerprint=alert.fingerprint,
-        starts_at=alert.starts_at,
         first_heard=record.first_heard_at,
         last_heard=record.last_heard_at,
         count=record.count,
@@ -202,7 +184,7 @@ def view(record: AlertRecord, names: ReactingPlaybooks, statuses: Mapping[str, S
         reactions=[_reaction(reaction, statuses) for reaction in record.reactions],
         suggestion=suggestion,
         original_alert_name=alert.original_name,
-        original_labels=None if alert.original is None else dict(alert.original),
+        original_labels=alert.original,
     )
 
 
@@ -215,7 +197,7 @@ _MISSPELT_LIKENESS = 0.8  # least similarity of names, from 0 to 1
 ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]  # By alertname, in alphabetical order
 
 
-def by_alertname(catalog: CatalogPort) -> ReactingPlaybooks:
+def by_alertname(catalog: Library) -> ReactingPlaybooks:
     naming: dict[str, list[CompiledPlaybook]] = {}
     for playbook in catalog.all():
         for name in dict.fromkeys(playbook.definition.begins_with):
@@ -270,42 +252,34 @@ def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
     return SuggestionView(alert_name=rename.name, because=rename.because, playbooks=playbooks, rename=entry)
 
 
-def router(
-    alerts: ReceivedAlerts,
-    catalog: CatalogPort,
-    auth: Authenticator,
-    clock: Clock,
-    limits: ServerLimits,
-    reads: ReadTurns,
-) -> ApiRoutes:
-    routes = ApiRoutes("alerts", [Depends(requires(auth, TokenRole.VIEWER))])
-    exports: Exports[AlertRecord] = Exports(limits, HeardAlertView, lambda record: view(record, by_alertname(catalog)))
+def router(alerts: ReceivedAlerts, catalog: Library, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("alerts", parts.auth)
+    exports: Exports[AlertRecord] = Exports(
+        parts.limits, HeardAlertView, lambda record: view(record, by_alertname(catalog))
+    )
 
-    @routes.get(
+    @routes.read(
         "/alerts",
         summary="Received alerts, newest first, and the reactions",
         response_model=HeardAlertPage,
-        responses={**AS_STREAM, **responses(401, 403, 422, 503)},
+        responses=AS_STREAM,
     )
     async def heard(
-        conditions: ReceivedAlertFilter = Depends(_filter(clock)),
+        conditions: ReceivedAlertFilter = Depends(_filter(parts.clock)),
         limit: PageLimit = 100,
         cursor: PageCursor = None,
-        accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+        accept: Accept = None,
     ) -> Response:
         """By the time of first receipt. Alerts without a reaction are included; `reacted=false` selects only those.
 
         A repeated alert with the same start is one item with a higher count. With `Accept: application/x-ndjson` or
         `text/csv`, stream the whole filtered result; `limit` and `cursor` are ignored.
         """
-        kind = preferred(accept, ("application/json", NDJSON, CSV))
-        if kind != "application/json":
-            return await exports.response(_all_pages(alerts, conditions), kind)
-        async with reads.take():
-            try:
-                return AsciiJson.of(await page(alerts, catalog, conditions, limit, cursor, limits.page_bytes))
-            except ValueError:
-                raise wrong_cursor() from None
+        if kind := stream_type(accept):
+            found = all_items(lambda after: alerts.alerts_page(conditions, _PIECE, after))
+            return await exports.response(found, kind)
+        async with parts.reads.take():
+            return AsciiJson.of(await _page(alerts, catalog, conditions, limit, cursor, parts.limits.page_bytes))
 
     return routes
 

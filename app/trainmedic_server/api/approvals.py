@@ -5,19 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from fastapi import Depends
 from pydantic import Field
 
 from trainmedic_server.api.view import View
-from trainmedic_server.auth.auth import Authenticator, requires
-from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain import approval
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.links import run_link
 from trainmedic_server.domain.run import Run, Status, StepState
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.problems import responses
-from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.store import History, HistoryFilter
 
 MOST = 1000  # of the newest waiting runs
@@ -72,17 +67,12 @@ async def approvals(history: History, external_url: str = "") -> ApprovalList:
     return ApprovalList(items=sorted(items, key=lambda item: (item.until is None, item.until or item.asked_at)))
 
 
-def router(history: History, auth: Authenticator, reads: ReadTurns, external_url: str) -> ApiRoutes:
-    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
+def router(history: History, parts: RouteParts, external_url: str) -> ApiRoutes:
+    routes = ApiRoutes("operations", parts.auth)
 
-    @routes.get(
-        "/approvals",
-        summary="Questions that wait for people",
-        response_model=ApprovalList,
-        responses=responses(401, 403, 503),
-    )
+    @routes.read("/approvals", summary="Questions that wait for people")
     async def waiting() -> ApprovalList:
-        async with reads.take():
+        async with parts.reads.take():
             return await approvals(history, external_url)
 
     return routes
@@ -90,12 +80,10 @@ def router(history: History, auth: Authenticator, reads: ReadTurns, external_url
 
 def _view(run: Run, step: StepState, external_url: str) -> ApprovalView:
     terms = Terms.of(step)
-    return ApprovalView(
+    return ApprovalView.of(
+        run,
         run_id=run.id,
-        playbook=run.playbook,
         target=run.target_key or None,
-        alert_name=run.alert_name,
-        alert_labels=dict(run.alert_labels),
         step=step.id,
         question=step.message or "",
         asked_at=step.started_at or run.created_at,
@@ -104,11 +92,11 @@ def _view(run: Run, step: StepState, external_url: str) -> ApprovalView:
         asked_again_at=step.retry_at if terms.lapsed else None,
         on_timeout=terms.on_timeout,
         escalated=terms.escalated,
-        steps=[StepAheadView.model_validate(step) for step in terms.steps],
+        steps=terms.steps,
         nodes=sorted(terms.nodes),
         gpus=terms.gpus,
         count=terms.count,
-        by=list(terms.by),
-        approved_by=list(approval.approvers(step)),
+        by=terms.by,
+        approved_by=approval.approvers(step),
         link=run_link(external_url, run.id) or None,
     )

@@ -37,5 +37,4 @@ class ChangeView(View):
 def change_views(listed: Iterable[Change]) -> Iterator[ChangeView]:
     for change in listed:
         lease = change.lease.total_seconds() if change.lease is not None else None
-        members = {name: getattr(change, name) for name in ChangeView.model_fields if name != "lease_seconds"}
-        yield ChangeView(**members, lease_seconds=lease)
+        yield ChangeView.of(change, lease_seconds=lease)

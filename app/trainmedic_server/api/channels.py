@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Mapping, Sequence
 
 from fastapi import Depends, Request
 from msgspec import Struct, field
 from pydantic import ConfigDict, Field
 
 from trainmedic_server.api.view import ApiModel, View
-from trainmedic_server.auth.auth import Authenticator, Principal, requires
-from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.auth.auth import Principal
 from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import ChannelTested
 from trainmedic_server.domain.message import MessageKind, MessageRule
 from trainmedic_server.domain.message_routes import MessageRoutes
 from trainmedic_server.errors import ActionFailure, Conflict, NotFound
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.bodies import body_schema, read_body
-from trainmedic_server.http.body import BodyReader
-from trainmedic_server.http.problems import responses
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.outside import Clock, Notifier
-from trainmedic_server.ports.store import Transaction
+from trainmedic_server.ports.store import RunStore
 
 _SECONDS = 30.0  # for a test message; Apprise's services wait some 8 s
-T = TypeVar("T")
-
-
-class ChannelStore(Protocol):
-    async def transact(self, work: Callable[[Transaction], T]) -> T: ...
 
 
 class ChannelsApi(Struct, frozen=True):
     """Configured channels by name, with the kind of each service, such as ``slack``."""
 
-    store: ChannelStore
+    store: RunStore
     clock: Clock
     services: Mapping[str, Sequence[str]] = field(default_factory=dict)
     rules: Mapping[MessageKind, MessageRule] = field(default_factory=dict)
@@ -73,18 +63,11 @@ class SentTestView(View):
     detail: str = Field(description="The error; empty on success.")
 
 
-def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
-    routes = ApiRoutes("operations")
-    viewer, operator = requires(auth, TokenRole.VIEWER), requires(auth, TokenRole.OPERATOR)
+def router(messaging: ChannelsApi, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("operations", parts.auth)
     turn = asyncio.Lock()
 
-    @routes.get(
-        "/channels",
-        summary="Notification channels",
-        response_model=ChannelList,
-        responses=responses(401, 403, 503),
-        dependencies=[Depends(viewer)],
-    )
+    @routes.read("/channels", summary="Notification channels")
     async def listed() -> ChannelList:
         """Addresses are omitted, because they contain secrets."""
         items = [
@@ -98,16 +81,10 @@ def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> A
         ]
         return ChannelList(items=items)
 
-    @routes.post(
-        "/channels/{name}/test",
-        summary="Send a test message to a channel",
-        response_model=SentTestView,
-        responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
-        openapi_extra=body_schema(TestBody),
-    )
-    async def test(request: Request, name: str, actor: Principal = Depends(operator)) -> SentTestView:
+    @routes.act("/channels/{name}/test", TestBody, 404, 409, summary="Send a test message to a channel")
+    async def test(request: Request, name: str, actor: Principal = Depends(routes.operator)) -> SentTestView:
         """Record the sender and the outcome. One test runs at a time."""
-        body = await read_body(bodies, request, TestBody)
+        body = await parts.bodies.read_model(request, TestBody)
         if messaging.notifier is None or name not in messaging.services:
             there = ", ".join(sorted(messaging.services)) or "none"
             raise NotFound(f"There is no channel of that name. Known channels: {there}.")

@@ -6,19 +6,15 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import Depends, Path, Query, Response
+from fastapi import Path, Query, Response
 from pydantic import Field
 
 from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.api.view import ApiModel
-from trainmedic_server.auth.auth import Authenticator, requires
-from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.errors import NotFound
-from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.http.ascii_json import AsciiJson
-from trainmedic_server.http.problems import responses
-from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.ports.verdicts import VerdictHistory
 
@@ -66,18 +62,13 @@ def view(verdict: KnownVerdict) -> Mapping[str, Any]:
     return {**own, "began_at": verdict.began_at, "made_at": verdict.made_at, **verdict.plain}
 
 
-def router(history: VerdictHistory, job_locations: JobLocations, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
-    routes = ApiRoutes("diagnosis", [Depends(requires(auth, TokenRole.VIEWER))])
+def router(history: VerdictHistory, job_locations: JobLocations, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("diagnosis", parts.auth)
 
-    @routes.get(
-        "/jobs/{job:path}/diagnosis",
-        summary="Cause of a job's failure",
-        response_model=DiagnosisView,
-        responses=responses(401, 403, 404, 422, 503),
-    )
+    @routes.read("/jobs/{job:path}/diagnosis", 404, summary="Cause of a job's failure", response_model=DiagnosisView)
     async def diagnosis(job: JobName, attempt: Attempt = None) -> Response:
         """The verdict made when the job failed or hung. An unknown cause is a verdict, too."""
-        async with reads.take():
+        async with parts.reads.take():
             newest = await history.verdicts_of(job, 1, attempt)
             if newest:
                 return AsciiJson.of(DiagnosisView.model_validate(view(newest[0])))

@@ -11,24 +11,20 @@ from fastapi import Depends, Query, Request, Response
 from pydantic import Field
 
 from trainmedic_server.api import alert_list, given_alerts, test_text
-from trainmedic_server.api.engine import CatalogPort, EnginePort
 from trainmedic_server.api.times import TimeText, time_of
 from trainmedic_server.api.view import View
-from trainmedic_server.auth.auth import Authenticator, requires
-from trainmedic_server.auth.tokens import TokenRole
-from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.catalog.library import Library
+from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, Decision
 from trainmedic_server.engine.explanation import ExplainedAlert
 from trainmedic_server.engine.forecast import StepForecast
-from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.engine.service import Engine
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.http.ascii_json import AsciiJson
-from trainmedic_server.http.body import BodyReader, parse_json
-from trainmedic_server.http.limits import MIB, ServerLimits
+from trainmedic_server.http.body import parse_json
+from trainmedic_server.http.limits import MIB
 from trainmedic_server.http.problems import responses
-from trainmedic_server.http.read_turns import ReadTurns
-from trainmedic_server.ports.outside import Clock
-from trainmedic_server.ports.received_alerts import ReceivedAlerts
 
 _BODY_BYTES = MIB
 
@@ -109,45 +105,27 @@ def view(
     test: str | None = None,
     kept_back: Sequence[str] = (),
 ) -> ExplainView:
-    server = None  # without `controls`, as in the command line
-    if controls is not None:
-        members = ("paused", "paused_by", "breaker_open", "breaker_reason")
-        server = ServerState(mode=mode, **{name: getattr(controls, name) for name in members})
+    # Without `controls`, as in the command line.
+    server = ServerState.of(controls, mode=mode) if controls is not None else None
     reasons = itertools.chain(kept_back, itertools.repeat(""))
     items = [_alert_view(each, names, why) for each, why in zip(explained, reasons, strict=False)]
     return ExplainView(at=at, server=server, items=items, test=test)
 
 
-async def explain(
-    engine: EnginePort,
-    catalog: CatalogPort,
-    alerts: Sequence[Alert],
-    now: datetime,
-    at: datetime | None = None,
-    with_test: bool = False,
-    kept_back: Sequence[str] = (),
-) -> ExplainView:
-    explained = await engine.explain(alerts, at)
-    test = test_text.write(await engine.explain_for_a_test(alerts)) if with_test else None
-    return view(explained, alert_list.by_alertname(catalog), at or now, engine.controls, engine.mode, test, kept_back)
-
-
 def _alert_view(explained: ExplainedAlert, names: alert_list.ReactingPlaybooks, kept_back: str) -> ExplainedAlertView:
     alert = explained.alert
     suggestion = alert_list.suggested(alert, names)
-    return ExplainedAlertView(
+    return ExplainedAlertView.of(
+        alert,
         alert_name=alert.name,
-        labels=dict(alert.labels),
-        status=alert.status,
-        starts_at=alert.starts_at,
         reason=_reason(explained, names, suggestion),
-        acting=list(explained.acting),
+        acting=explained.acting,
         kept_back=kept_back,
-        told=list(explained.told),
-        playbooks=[ExplanationView.model_validate(each) for each in explained.playbooks if each.names_alert],
+        told=explained.told,
+        playbooks=[each for each in explained.playbooks if each.names_alert],
         suggestion=suggestion,
         original_alert_name=alert.original_name,
-        original_labels=None if alert.original is None else dict(alert.original),
+        original_labels=alert.original,
     )
 
 
@@ -165,33 +143,15 @@ def _reason(
     return "; ".join(f"{each.playbook}: {each.why}" for each in explained.playbooks if each.names_alert)
 
 
-def routers(
-    engine: EnginePort,
-    catalog: CatalogPort,
-    alerts: ReceivedAlerts,
-    auth: Authenticator,
-    bodies: BodyReader,
-    clock: Clock,
-    limits: ServerLimits,
-    reads: ReadTurns,
-) -> tuple[ApiRoutes, ...]:
-    return (
-        alert_list.router(alerts, catalog, auth, clock, limits, reads),
-        router(engine, catalog, auth, bodies, clock),
-    )
-
-
-def router(
-    engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
-) -> ApiRoutes:
-    routes = ApiRoutes("alerts")
+def router(engine: Engine, catalog: Library, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("alerts", parts.auth)
 
     @routes.post(
         "/explain",
         summary="Forecast for an alert",
         response_model=ExplainView,
-        responses=responses(400, 401, 403, 408, 413, 415, 422, 503),
-        dependencies=[Depends(requires(auth, TokenRole.VIEWER))],
+        responses=responses(400, 408, 413, 415),
+        dependencies=[Depends(routes.viewer)],
         openapi_extra={
             "requestBody": {
                 "required": True,
@@ -212,11 +172,14 @@ def router(
         """Judge alerts as if delivered now, with the present playbooks, guards, locks, controls and topology. Nothing
         is changed or stored.
         """
-        now = clock.now()
+        now = parts.clock.now()
         moment = time_of(at, now) if at else None
-        async with bodies.read(request, _BODY_BYTES) as body:
+        async with parts.bodies.read(request, _BODY_BYTES) as body:
             document = parse_json(body)
             alerts, kept_back = given_alerts.read(document, now), given_alerts.kept_back(document)
-        return AsciiJson.of(await explain(engine, catalog, alerts, now, moment, test, kept_back))
+        explained = await engine.explain(alerts, moment)
+        written = test_text.write(await engine.explain_for_a_test(alerts)) if test else None
+        names, controls = alert_list.by_alertname(catalog), engine.controls
+        return AsciiJson.of(view(explained, names, moment or now, controls, engine.mode, written, kept_back))
 
     return routes

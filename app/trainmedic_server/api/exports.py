@@ -8,14 +8,15 @@ import io
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from fastapi import Response
+from fastapi import Header, Response
 
 from trainmedic_core.plain_text import csv_cell
 from trainmedic_server.api import views
 from trainmedic_server.api.view import View
 from trainmedic_server.http.limits import KIB, ServerLimits
+from trainmedic_server.http.negotiation import preferred
 from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.http.streaming import StreamedResponse
 
@@ -25,6 +26,13 @@ _TEXT = {"schema": {"type": "string"}}
 AS_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}}
 _CHUNK_BYTES = 16 * KIB  # written at once; other requests run between two chunks
 Item = TypeVar("Item")
+Accept = Annotated[str | None, Header(include_in_schema=False)]
+
+
+def stream_type(accept: str | None) -> str | None:
+    """Return the media type of the stream that the client prefers to a page, else None."""
+    kind = preferred(accept, ("application/json", NDJSON, CSV))
+    return None if kind == "application/json" else kind
 
 
 class Exports(Generic[Item]):

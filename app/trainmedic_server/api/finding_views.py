@@ -89,7 +89,7 @@ class RunFinding(FindingView):
 
 
 def finding(known: KnownFinding) -> FindingView:
-    return FindingView(**_members(known))
+    return FindingView.of(known, **_members(known))
 
 
 def page(newest_first: Sequence[KnownFinding], cursor: str | None) -> FindingPage:
@@ -98,7 +98,7 @@ def page(newest_first: Sequence[KnownFinding], cursor: str | None) -> FindingPag
 
 def detail(record: FindingRecord) -> FindingDetail:
     excerpts = [_excerpt(known) for known in record.excerpts]
-    return FindingDetail(**_members(record.finding), excerpts=excerpts, kept=record.is_kept)
+    return FindingDetail.of(record.finding, **_members(record.finding), excerpts=excerpts, kept=record.is_kept)
 
 
 async def of_run(findings: FindingHistory, alerts: Collection[AlertRecord]) -> list[RunFinding]:
@@ -112,19 +112,16 @@ async def of_run(findings: FindingHistory, alerts: Collection[AlertRecord]) -> l
         record = await findings.finding(known.id)
         if record is not None:
             first = _excerpt(record.excerpts[0]) if record.excerpts else None
-            views.append(RunFinding(**_members(known), excerpt=first))
+            views.append(RunFinding.of(known, **_members(known), excerpt=first))
         if len(views) == _MOST_OF_RUN:
             break
     return views
 
 
 def _members(known: KnownFinding) -> dict[str, Any]:
+    """Return the members that are no attributes of the finding."""
     target, origin = known.target, known.origin
     return {
-        "id": known.id,
-        "rule": known.rule,
-        "role": known.role,
-        "cause": known.cause,
         "target": target.key,
         **target.parts,
         "job": target.job or origin.job,
@@ -133,36 +130,15 @@ def _members(known: KnownFinding) -> dict[str, Any]:
         "source": origin.source,
         "stream": origin.stream,
         "nodes": sorted(known.nodes),
-        "line": known.line,
         "labels": {name: value for name, value in known.labels.items() if name != CLAIMED_JOB},
-        "fields": dict(known.fields),
-        "count": known.count,
         "ranks": write_ranks(known.ranks),
-        "first_at": known.first_at,
-        "last_at": known.last_at,
-        "time_source": known.time_source,
-        "clock_error": known.clock_error,
-        "heard_first_at": known.heard_first_at,
-        "heard_at": known.heard_at,
         "open": known.is_open,
-        "ended_at": known.ended_at,
-        "ended_because": known.ended_because,
         "suspected": known.is_suspected,
         "confirmed_by": known.confirmed_by or None,
-        "alert": FindingAlertView.model_validate(known.alert) if known.alert else None,
         "no_alert_because": known.no_alert_because or None,
     }
 
 
 def _excerpt(known: KnownExcerpt) -> ExcerptView:
     excerpt = known.excerpt
-    return ExcerptView(
-        node=known.key.node,
-        source=known.source,
-        stream=known.stream,
-        rank=known.rank,
-        first_at=known.first_at,
-        lines=list(excerpt.lines),
-        at=excerpt.at,
-        number=excerpt.number,
-    )
+    return ExcerptView.of(known, node=known.key.node, lines=excerpt.lines, at=excerpt.at, number=excerpt.number)

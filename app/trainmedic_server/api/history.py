@@ -4,35 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Depends, Header, Path, Query, Response
+from fastapi import Depends, Path, Query, Response
 from msgspec.structs import replace
 
 from trainmedic_core.target import Target
 from trainmedic_server.api import finding_views, run_ids, views
 from trainmedic_server.api.diagnoses import JobName
-from trainmedic_server.api.exports import AS_STREAM, CSV, NDJSON, Exports
-from trainmedic_server.api.query_types import Few, Names, PageCursor, PageLimit, wrong_cursor
+from trainmedic_server.api.exports import AS_STREAM, Accept, Exports, stream_type
+from trainmedic_server.api.query_types import Few, Names, PageCursor, PageLimit, cursor_checked
 from trainmedic_server.api.run_ids import RunId
 from trainmedic_server.api.times import TimeText, span_of
-from trainmedic_server.auth.auth import Authenticator, requires
-from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain.run import Decision, Run, Status
 from trainmedic_server.errors import NotFound, PayloadError
-from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.http.ascii_json import AsciiJson
-from trainmedic_server.http.limits import ServerLimits
-from trainmedic_server.http.negotiation import preferred
-from trainmedic_server.http.problems import responses
-from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.live.now import NowApi
-from trainmedic_server.live.now import router as router_of_now
 from trainmedic_server.ports.findings import FindingHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
 
-_OF_PAGES = {**AS_STREAM, **responses(401, 403, 422, 503)}
 WholeRunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's full ID.")]
 _PIECE = 100  # runs read at once for a page
 
@@ -41,136 +33,76 @@ _NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)
 FindableDecision = StrEnum("FindableDecision", {each.name: each.value for each in Decision if each not in _NEVER_RUNS})  # type: ignore[misc]
 
 
-def routers(
-    history: History,
-    findings: FindingHistory,
-    now_api: NowApi,
-    auth: Authenticator,
-    clock: Clock,
-    limits: ServerLimits,
-    reads: ReadTurns,
-    are_measured: bool = False,
-) -> tuple[ApiRoutes, ...]:
-    of_runs = _router_of_runs(history, now_api, auth, clock, limits, reads)
-    of_one = _router_of_one(history, findings, now_api, auth, reads, are_measured)
-    of_job = _router_of_job(history, findings, now_api, auth, clock, limits, reads, are_measured)
-    return of_runs, of_one, of_job, router_of_now(now_api, auth, reads)
-
-
-def _router_of_runs(
-    history: History, now_api: NowApi, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
+def router(
+    history: History, findings: FindingHistory, now_api: NowApi, parts: RouteParts, are_measured: bool
 ) -> ApiRoutes:
-    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
-    exports: Exports[Run] = Exports(limits, views.HistoryItem, views.item)
+    routes = ApiRoutes("history", parts.auth)
+    exports: Exports[Run] = Exports(parts.limits, views.HistoryItem, views.item)
 
-    @routes.get("/history", summary="Runs, newest first", response_model=views.HistoryPage, responses=_OF_PAGES)
+    @routes.read("/history", summary="Runs, newest first", response_model=views.HistoryPage, responses=AS_STREAM)
     async def runs(
-        conditions: HistoryFilter = Depends(_filter(clock)),
+        conditions: HistoryFilter = Depends(_filter(parts.clock)),
         limit: PageLimit = 100,
         cursor: PageCursor = None,
-        accept: Annotated[str | None, Header(include_in_schema=False)] = None,
-    ) -> Any:
+        accept: Accept = None,
+    ) -> Response:
         """Decisions not to start a run are included.
 
         With `Accept: application/x-ndjson` or `text/csv`, stream the whole filtered result; `limit` and `cursor` are
         ignored.
         """
-        kind = preferred(accept, ("application/json", NDJSON, CSV))
         if conditions.parent is not None:
             conditions = replace(conditions, parent=await run_ids.whole(now_api.present, conditions.parent))
-        if kind != "application/json":
+        if kind := stream_type(accept):
             return await exports.response(history.stream(conditions), kind)
-        async with reads.take():
-            try:
-                newest_first, next_cursor = await _page(history, conditions, limit, cursor, limits.page_bytes)
-            except ValueError:
-                raise wrong_cursor() from None
-            return AsciiJson.of(views.page(newest_first, next_cursor))
+        return await _page(history, conditions, limit, cursor, parts)
 
-    return routes
-
-
-def _router_of_one(
-    history: History,
-    findings: FindingHistory,
-    now_api: NowApi,
-    auth: Authenticator,
-    reads: ReadTurns,
-    are_measured: bool,
-) -> ApiRoutes:
-    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
-
-    @routes.get(
-        "/history/{run_id}",
-        summary="One run in full",
-        response_model=views.RunView,
-        responses=responses(401, 403, 404, 409, 422, 503),
-    )
+    @routes.read("/history/{run_id}", 404, 409, summary="One run in full", response_model=views.RunView)
     async def run(run_id: RunId) -> Response:
-        async with reads.take():
+        async with parts.reads.take():
             record = await history.record(await run_ids.whole(now_api.present, run_id))
             if record is None:
                 raise NotFound(f"There is no run {run_id}.")
-            return await _in_full(record, findings, now_api, are_measured)
+            return await in_full(record)
 
-    return routes
-
-
-async def _in_full(record: RunRecord, findings: FindingHistory, now_api: NowApi, are_measured: bool) -> Response:
-    of_alerts = await finding_views.of_run(findings, record.alerts)
-    upcoming = await now_api.next_of(record.run, record.alerts, record.orders)
-    changed = now_api.changes_of(record.run, record.alerts)
-    return AsciiJson.of(views.record(record, of_alerts, are_measured, upcoming, changed))
-
-
-def _router_of_job(
-    history: History,
-    findings: FindingHistory,
-    now_api: NowApi,
-    auth: Authenticator,
-    clock: Clock,
-    limits: ServerLimits,
-    reads: ReadTurns,
-    are_measured: bool,
-) -> ApiRoutes:
-    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
-
-    @routes.get(
+    @routes.read(
         "/jobs/{job:path}/history",
+        404,
+        name="runs",
         summary="Runs on one job, newest first",
         response_model=views.HistoryPage,
-        responses=responses(401, 403, 404, 422, 503),
     )
-    async def runs(
+    async def runs_on_job(
         job: JobName,
-        conditions: HistoryFilter = Depends(_filter_of_job(clock)),
+        conditions: HistoryFilter = Depends(_filter_of_job(parts.clock)),
         limit: PageLimit = 100,
         cursor: PageCursor = None,
     ) -> Response:
         """A token with `jobs` may read it."""
-        own = replace(conditions, target=(f"job:{job}",))
-        async with reads.take():
-            try:
-                newest_first, next_cursor = await _page(history, own, limit, cursor, limits.page_bytes)
-            except ValueError:
-                raise wrong_cursor() from None
-            return AsciiJson.of(views.page(newest_first, next_cursor))
+        return await _page(history, replace(conditions, target=(f"job:{job}",)), limit, cursor, parts)
 
-    @routes.get(
+    @routes.read(
         "/jobs/{job:path}/history/{run_id}",
+        404,
+        name="run",
         summary="One run on one job, in full",
         response_model=views.RunView,
-        responses=responses(401, 403, 404, 422, 503),
     )
-    async def run(job: JobName, run_id: WholeRunId) -> Response:
+    async def run_on_job(job: JobName, run_id: WholeRunId) -> Response:
         """As `GET /history/{run_id}`. The ID must be complete."""
-        async with reads.take():
+        async with parts.reads.take():
             record = await history.record(run_id)
             target = record.run.target if record is not None else None
             if record is None or target is None or target.job != job:
                 # Answer the same for another job's run, to hide its existence.
                 raise NotFound(f"There is no run {run_id} on {job}.")
-            return await _in_full(record, findings, now_api, are_measured)
+            return await in_full(record)
+
+    async def in_full(record: RunRecord) -> Response:
+        of_alerts = await finding_views.of_run(findings, record.alerts)
+        upcoming = await now_api.next_of(record.run, record.alerts, record.orders)
+        changed = now_api.changes_of(record.run, record.alerts)
+        return AsciiJson.of(views.record(record, of_alerts, are_measured, upcoming, changed))
 
     return routes
 
@@ -264,21 +196,22 @@ def _several(values: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 async def _page(
-    history: History, conditions: HistoryFilter, limit: int, cursor: str | None, most_bytes: int
-) -> tuple[list[Run], str | None]:
-    """Return runs and the next cursor; fewer runs if `most_bytes` or the search's time limit is reached.
-
-    Raises ValueError for an invalid cursor.
-    """
+    history: History, conditions: HistoryFilter, limit: int, cursor: str | None, parts: RouteParts
+) -> Response:
+    """Answer with fewer runs if `page_bytes` or the search's time limit is reached."""
     runs: list[Run] = []
     size = 0
-    while True:
-        asked = min(limit - len(runs), _PIECE)
-        piece, cursor = await history.page(conditions, asked, cursor)
-        runs += piece
-        size += sum(len(text) for run in piece for labels in _labels(run) for pair in labels.items() for text in pair)
-        if cursor is None or len(piece) < asked or len(runs) >= limit or size >= most_bytes:
-            return runs, cursor
+    async with parts.reads.take():
+        while True:
+            asked = min(limit - len(runs), _PIECE)
+            with cursor_checked():
+                piece, cursor = await history.page(conditions, asked, cursor)
+            runs += piece
+            size += sum(
+                len(text) for run in piece for labels in _labels(run) for pair in labels.items() for text in pair
+            )
+            if cursor is None or len(piece) < asked or len(runs) >= limit or size >= parts.limits.page_bytes:
+                return AsciiJson.of(views.page(runs, cursor))
 
 
 def _labels(run: Run) -> tuple[Mapping[str, str], ...]:

@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
-from fastapi import Depends, Query, Response
+from fastapi import Query, Response
 from pydantic import Field
 
 from trainmedic_core import gpu_names
 from trainmedic_server.api import log_cuts
 from trainmedic_server.api.query_types import PageCursor, PageLimit
 from trainmedic_server.api.view import ApiModel
-from trainmedic_server.auth.auth import Authenticator, requires
-from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain.topology import AgentTopology, ClusterTopology, Pod, ranks_in
 from trainmedic_server.engine.shared_presences import SharedPresences
-from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.http.ascii_json import AsciiJson
-from trainmedic_server.http.problems import responses
 from trainmedic_server.live.presence_lists import PresenceLists, PresenceNames, page
-from trainmedic_server.live.presences import PresenceView, members_of
-from trainmedic_server.ports.outside import Clock, CommandBus, Presence
+from trainmedic_server.ports.outside import CommandBus, Presence
 
 
 class GpuPlace(ApiModel):
@@ -35,6 +31,22 @@ class PodPlace(ApiModel):
     namespace: str
     name: str
     node: str
+
+
+class PresenceView(ApiModel):
+    name: str
+    last_seen: datetime
+    details: dict[str, Any] = Field(description="Its ranks or GPUs, capabilities and version, for example.")
+    believed: bool | None = Field(
+        None, description="With a signing key: whether the present entry under its name in Redis is genuine."
+    )
+    doubts: list[str] = Field(
+        [], description="Why it is not trusted, and contradictions by others: no action relies on it."
+    )
+    claims: dict[str, Any] = Field({}, description="Its untrusted entry in Redis.")
+    signed_with: Literal["key", "previous key"] | None = Field(
+        None, description="The signing key that it uses, during a rotation."
+    )
 
 
 class JobView(PresenceView):
@@ -56,15 +68,16 @@ class PresenceList(ApiModel):
     next: str | None = Field(None, description="Cursor of the next page; missing on the last.")
 
 
-def _agents_router(bus: CommandBus, lists: PresenceLists, auth: Authenticator) -> ApiRoutes:
-    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
+def router(
+    bus: CommandBus,
+    presences: SharedPresences,
+    cluster_topology: Callable[[], ClusterTopology],
+    parts: RouteParts,
+) -> ApiRoutes:
+    routes = ApiRoutes("operations", parts.auth)
+    lists = PresenceLists(presences)
 
-    @routes.get(
-        "/agents",
-        summary="Connected node agents",
-        response_model=PresenceList,
-        responses=responses(401, 403, 422, 503),
-    )
+    @routes.read("/agents", summary="Connected node agents", response_model=PresenceList)
     async def agents(limit: PageLimit = 1000, cursor: PageCursor = None, name: PresenceNames = None) -> Response:
         """By name, at most some seconds old."""
         listed = await lists.agents()
@@ -81,35 +94,8 @@ def _agents_router(bus: CommandBus, lists: PresenceLists, auth: Authenticator) -
         return await asyncio.to_thread(rendered)  # the answer can have several MB
 
     log_cuts.add_to(routes, lists)
-    return routes
 
-
-def routers(
-    bus: CommandBus,
-    presences: SharedPresences,
-    cluster_topology: Callable[[], ClusterTopology],
-    clock: Clock,
-    auth: Authenticator,
-) -> tuple[ApiRoutes, ...]:
-    lists = PresenceLists(presences)
-    return _agents_router(bus, lists, auth), _router(bus, lists, cluster_topology, clock, auth)
-
-
-def _router(
-    bus: CommandBus,
-    lists: PresenceLists,
-    cluster_topology: Callable[[], ClusterTopology],
-    clock: Clock,
-    auth: Authenticator,
-) -> ApiRoutes:
-    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
-
-    @routes.get(
-        "/jobs",
-        summary="Connected training jobs",
-        response_model=JobList,
-        responses=responses(401, 403, 422, 503),
-    )
+    @routes.read("/jobs", summary="Connected training jobs", response_model=JobList)
     async def jobs(
         limit: PageLimit = 1000,
         cursor: PageCursor = None,
@@ -134,7 +120,9 @@ def _router(
             if not cluster:
                 return JobList(items=items)
             connected = items if len(items) == len(listed.presences) else [view(job) for job in listed.presences]
-            others = [job for job in directory.only_in_cluster(connected, clock.now()) if not name or job.name in name]
+            others = [
+                job for job in directory.only_in_cluster(connected, parts.clock.now()) if not name or job.name in name
+            ]
             return JobList(items=sorted([*items, *others], key=lambda job: job.name))
 
         return await asyncio.to_thread(
@@ -188,3 +176,21 @@ def _place_members(nodes: Collection[str], gpus: Collection[tuple[str, str]], po
         ],
     }
     return {name: value for name, value in members.items() if value}
+
+
+def members_of(presence: Presence, contradictions: Sequence[str], is_signed: bool) -> dict[str, Any]:
+    doubts = [*([presence.doubt] if presence.doubt is not None else []), *contradictions]
+    members: dict[str, Any] = {
+        "name": presence.name,
+        "last_seen": presence.last_seen,
+        "details": dict(presence.details),
+    }
+    if doubts:
+        members["doubts"] = doubts
+    if presence.claims:
+        members["claims"] = dict(presence.claims)
+    if is_signed:
+        members["believed"] = presence.doubt is None
+    if is_signed and presence.doubt is None:
+        members["signed_with"] = "previous key" if presence.uses_previous_key else "key"
+    return members

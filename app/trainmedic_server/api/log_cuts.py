@@ -13,10 +13,9 @@ from pydantic import Field
 
 from trainmedic_logs.domain.log_cuts import CutKind, LogCut, cuts_in
 from trainmedic_server.api.query_types import Names, PageLimit
-from trainmedic_server.api.view import ApiModel
+from trainmedic_server.api.view import ApiModel, View
 from trainmedic_server.http.api_routes import ApiRoutes
 from trainmedic_server.http.ascii_json import AsciiJson
-from trainmedic_server.http.problems import responses
 from trainmedic_server.live.presence_lists import PresenceLists
 from trainmedic_server.ports.outside import Presence
 
@@ -24,7 +23,7 @@ JobNames = Annotated[Names, Query(description="Only cuts of these jobs; repeatab
 NodeNames = Annotated[Names, Query(description="Only cuts on these nodes; repeatable.")]
 
 
-class LogCutView(ApiModel):
+class LogCutView(View):
     node: str
     job: str | None = Field(description="Name of the job's directory or pod. Null if the cut is about a user.")
     uid: int | None = Field(description="Owner of the directory or file.")
@@ -39,12 +38,7 @@ class LogCutList(ApiModel):
 
 
 def add_to(routes: ApiRoutes, lists: PresenceLists) -> None:
-    @routes.get(
-        "/agents/log-cuts",
-        summary="Log data excluded by agents",
-        response_model=LogCutList,
-        responses=responses(401, 403, 422, 503),
-    )
+    @routes.read("/agents/log-cuts", summary="Log data excluded by agents", response_model=LogCutList)
     async def log_cuts(limit: PageLimit = 1000, job: JobNames = None, node: NodeNames = None) -> Response:
         """Reports from the last ten minutes, with the newest cuts first."""
         listed = await lists.agents()
@@ -56,10 +50,7 @@ def _listed(
 ) -> LogCutList:
     cuts = list(_matching(agents, jobs, nodes))
     shown = heapq.nlargest(limit, cuts, key=lambda cut: (cut.since, cut.count))
-    items = [
-        LogCutView(node=cut.node, job=cut.job, uid=cut.uid, what=cut.what, count=cut.count, since=cut.since)
-        for cut in shown
-    ]
+    items = [LogCutView.of(cut) for cut in shown]
     return LogCutList(items=items, left_out=len(cuts) - len(items))
 
 

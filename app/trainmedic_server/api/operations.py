@@ -12,23 +12,20 @@ from pydantic import ConfigDict, Field
 from trainmedic.wire.notice import NAME
 from trainmedic_core.target import TargetKind
 from trainmedic_server.api import approvals, pauses, run_ids, starts, views
-from trainmedic_server.api.engine import AlertMapPort, CatalogPort, EnginePort, JobLivesPort
 from trainmedic_server.api.run_ids import RunId
 from trainmedic_server.api.view import ApiModel
-from trainmedic_server.auth.auth import Authenticator, Principal, requires
-from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.auth.auth import Principal
+from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.inputs import InputType, Value
 from trainmedic_server.domain.job_life import LifeState
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import OrderKind
+from trainmedic_server.engine.job_watch import JobWatch
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.errors import NotFound
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.bodies import body_schema, read_body
-from trainmedic_server.http.body import BodyReader
-from trainmedic_server.http.problems import responses
-from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.live.now import NowApi
-from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.tallies import PlaybookTally
@@ -141,62 +138,45 @@ class PlaybookList(ApiModel):
 
 
 def routers(
-    engine: EnginePort,
-    lives: JobLivesPort,
-    catalog: CatalogPort,
+    engine: Engine,
+    lives: JobWatch,
+    catalog: Library,
     compiler: ReportCompiler,
     now_api: NowApi,
-    auth: Authenticator,
-    bodies: BodyReader,
-    reads: ReadTurns,
-    clock: Clock,
-    alert_map: AlertMapPort | None = None,
+    parts: RouteParts,
+    alert_map: AlertMapLibrary,
 ) -> tuple[ApiRoutes, ...]:
     return (
-        *pauses.routers(engine, catalog, auth, bodies, clock),
-        starts.router(engine, now_api.present, auth, bodies),
-        approvals.router(compiler.history, auth, reads, now_api.external_url),
-        _run_routes(engine, now_api.present, auth, bodies),
-        _playbook_routes(catalog, compiler.recent_counts, auth, reads, clock.now, alert_map),
-        _job_routes(lives, auth, bodies),
+        pauses.router(engine, catalog, parts),
+        starts.router(engine, now_api.present, parts),
+        approvals.router(compiler.history, parts, now_api.external_url),
+        _run_routes(engine, now_api.present, parts),
+        _playbook_routes(catalog, compiler.recent_counts, parts, alert_map),
+        _job_routes(lives, parts),
     )
 
 
-def _job_routes(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
-    routes = ApiRoutes("operations")
+def _job_routes(lives: JobWatch, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("operations", parts.auth)
 
-    @routes.post(
-        "/jobs/{job:path}/end",
-        summary="Mark a gone job as ended intentionally",
-        response_model=JobLifeView,
-        responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
-        openapi_extra=body_schema(EndBody),
-    )
-    async def end(
-        request: Request, job: str, actor: Principal = Depends(requires(auth, TokenRole.OPERATOR))
-    ) -> JobLifeView:
+    @routes.act("/jobs/{job:path}/end", EndBody, 404, 409, summary="Mark a gone job as ended intentionally")
+    async def end(request: Request, job: str, actor: Principal = Depends(routes.operator)) -> JobLifeView:
         """The job no longer counts as gone."""
-        body = await read_body(bodies, request, EndBody)
+        body = await parts.bodies.read_model(request, EndBody)
         return JobLifeView.model_validate(await lives.end(job, actor.name, body.note.strip()))
 
     return routes
 
 
-def _run_routes(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
-    operator = requires(auth, TokenRole.OPERATOR)
-    routes = ApiRoutes("operations")
+def _run_routes(engine: Engine, present: Present, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("operations", parts.auth)
 
     def add_route(kind: OrderKind, summary: str, model: type[OrderBody | CloseBody]) -> None:
-        @routes.post(
-            f"/runs/{{run_id}}/{kind}",
-            name=kind.value,
-            summary=summary,
-            response_model=views.HistoryItem,
-            responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
-            openapi_extra=body_schema(model),
-        )
-        async def order(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> views.HistoryItem:
-            body = await read_body(bodies, request, model)
+        @routes.act(f"/runs/{{run_id}}/{kind}", model, 404, 409, name=kind.value, summary=summary)
+        async def order(
+            request: Request, run_id: RunId, actor: Principal = Depends(routes.operator)
+        ) -> views.HistoryItem:
+            body = await parts.bodies.read_model(request, model)
             whole_id = await run_ids.whole(present, run_id)
             undo = isinstance(body, EndingBody) and body.undo
             return views.item(await engine.order(whole_id, kind, actor.name, body.note, actor.groups, undo=undo))
@@ -209,44 +189,30 @@ def _run_routes(engine: EnginePort, present: Present, auth: Authenticator, bodie
 
 
 def _playbook_routes(
-    catalog: CatalogPort,
-    recent_counts: RecentCounts,
-    auth: Authenticator,
-    reads: ReadTurns,
-    now: Callable[[], datetime],
-    alert_map: AlertMapPort | None = None,
+    catalog: Library, recent_counts: RecentCounts, parts: RouteParts, alert_map: AlertMapLibrary
 ) -> ApiRoutes:
-    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
+    routes = ApiRoutes("operations", parts.auth)
+    now = parts.clock.now
 
-    @routes.get(
-        "/playbooks",
-        summary="Loaded playbooks",
-        response_model=PlaybookList,
-        responses=responses(401, 403, 422, 503),
-    )
+    @routes.read("/playbooks", summary="Loaded playbooks")
     async def playbooks(counted: Counted = True) -> PlaybookList:
         """Files that were not loaded are included with their errors."""
-        async with reads.take():
+        async with parts.reads.take():
             counts = await recent_counts() if counted else {}
-        problems = (*catalog.problems, *(alert_map.problems if alert_map is not None else ()))
+        problems = (*catalog.problems, *alert_map.problems)
         return PlaybookList(
             items=[PlaybookSummary(**_summary(playbook, counts, now())) for playbook in catalog.all()],
             errors=[LoadProblemView.model_validate(problem) for problem in problems],
         )
 
-    @routes.get(
-        "/playbooks/{name}",
-        summary="One playbook",
-        response_model=PlaybookView,
-        responses=responses(401, 403, 404, 422, 503),
-    )
+    @routes.read("/playbooks/{name}", 404, summary="One playbook")
     async def playbook(name: str, counted: Counted = True) -> PlaybookView:
         playbook = catalog.get(name)
         if playbook is None:
             raise NotFound(
                 "No playbook of that name is loaded. GET /playbooks lists loaded playbooks and failed files."
             )
-        async with reads.take():
+        async with parts.reads.take():
             counts = await recent_counts() if counted else {}
         return PlaybookView(**_summary(playbook, counts, now()), text=playbook.text)
 

@@ -12,25 +12,20 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 
 from trainmedic_core import duration
 from trainmedic_core.fields import Duration
-from trainmedic_server.api.engine import CatalogPort, EnginePort
 from trainmedic_server.api.view import ApiModel, View
-from trainmedic_server.auth.auth import Authenticator, Principal, requires
-from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.auth.auth import Principal
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.pause import OperatorPause, PauseOrder, Scope
 from trainmedic_server.domain.run import Controls
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.errors import NotFound, PayloadError
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.bodies import body_schema, read_body
-from trainmedic_server.http.body import BodyReader
-from trainmedic_server.http.problems import responses
-from trainmedic_server.ports.outside import Clock
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 
 _LONGEST = timedelta(days=366)  # of `for` and `every`
 _CLOCK_TOLERANCE = timedelta(minutes=5)  # accepted age of a start, as a client's clock may be slow
 # Latest end of a pause: the engine adds the length to a slightly later time, which must not overflow.
 _LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 _TOO_LATE = "is too late: the pause has to end before the year 9999"
-_REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 
 
 def _checked_time(value: Any) -> Any:
@@ -170,104 +165,57 @@ def pause_views(controls: Controls, now: datetime) -> list[PauseView]:
     return [_pause_view(pause, now) for pause in controls.pauses if not pause.is_over(now)]
 
 
-def controls_view(controls: Controls, now: datetime) -> ControlsView:
-    return ControlsView(**_switch_members(controls, now))
+def router(engine: Engine, catalog: Library, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("operations", parts.auth)
+    now = parts.clock.now
 
-
-def routers(
-    engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
-) -> tuple[ApiRoutes, ...]:
-    return _pause_routes(engine, catalog, auth, bodies, clock), _mode_routes(engine, catalog, auth, bodies, clock)
-
-
-def _mode_routes(
-    engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
-) -> ApiRoutes:
-    operator = requires(auth, TokenRole.OPERATOR)
-    routes = ApiRoutes("operations")
-
-    @routes.get(
-        "/pauses",
-        summary="Present and future pauses",
-        response_model=PauseList,
-        responses=responses(401, 403, 503),
-        dependencies=[Depends(requires(auth, TokenRole.VIEWER))],
-    )
-    async def pauses() -> PauseList:
-        return PauseList(items=pause_views(engine.controls, clock.now()))
-
-    @routes.post(
-        "/playbooks/{name}/mode",
-        summary="Limit a playbook to observing for a while",
-        response_model=ControlsView,
-        responses=_REFUSALS,
-        openapi_extra=body_schema(ModeBody),
-    )
-    async def mode(request: Request, name: str, actor: Principal = Depends(operator)) -> ControlsView:
-        """New runs of the playbook are only recorded, as in mode `observe`; open ones continue."""
-        body = await read_body(bodies, request, ModeBody)
-        return await set_mode(engine, catalog, clock, name, body, actor.name)
-
-    return routes
-
-
-def _pause_routes(
-    engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
-) -> ApiRoutes:
-    operator = requires(auth, TokenRole.OPERATOR)
-    routes = ApiRoutes("operations")
-
-    @routes.post(
-        "/pause",
-        summary="Pause",
-        response_model=PausedView,
-        responses=_REFUSALS,
-        openapi_extra=body_schema(PauseBody),
-    )
-    async def pause(request: Request, actor: Principal = Depends(operator)) -> PausedView:
+    @routes.act("/pause", PauseBody, 404, 409, summary="Pause")
+    async def pause(request: Request, actor: Principal = Depends(routes.operator)) -> PausedView:
         """The kill switch: nothing new starts until `/resume`; undos still run. A body limits it to some runs, a
         duration or a later time.
         """
-        body = await read_body(bodies, request, PauseBody)
-        order = _pause_order(body, clock.now())
-        return _paused_view(*await engine.pause(actor.name, order), catalog, clock.now())
+        body = await parts.bodies.read_model(request, PauseBody)
+        controls, made = await engine.pause(actor.name, _pause_order(body, now()))
+        at = now()
+        warning = _warning(made.scope, catalog)
+        return PausedView.of(controls, pauses=pause_views(controls, at), pause=_pause_view(made, at), warning=warning)
 
-    @routes.post(
-        "/resume",
-        summary="Resume",
-        response_model=ControlsView,
-        responses=_REFUSALS,
-        openapi_extra=body_schema(ResumeBody),
-    )
-    async def resume(request: Request, actor: Principal = Depends(operator)) -> ControlsView:
+    @routes.act("/resume", ResumeBody, 404, 409, summary="Resume")
+    async def resume(request: Request, actor: Principal = Depends(routes.operator)) -> ControlsView:
         """End one pause or all and, on request, close the breaker. Alerts blocked in the pause are not replayed."""
-        body = await read_body(bodies, request, ResumeBody)
+        body = await parts.bodies.read_model(request, ResumeBody)
         controls = await engine.resume(actor.name, body.id, body.scope)
         if body.breaker:
             controls = await engine.close_breaker(actor.name)
-        return controls_view(controls, clock.now())
+        return ControlsView.of(controls, pauses=pause_views(controls, now()))
+
+    @routes.read("/pauses", summary="Present and future pauses")
+    async def pauses() -> PauseList:
+        return PauseList(items=pause_views(engine.controls, now()))
+
+    @routes.act("/playbooks/{name}/mode", ModeBody, 404, 409, summary="Limit a playbook to observing for a while")
+    async def mode(request: Request, name: str, actor: Principal = Depends(routes.operator)) -> ControlsView:
+        """New runs of the playbook are only recorded, as in mode `observe`; open ones continue."""
+        body = await parts.bodies.read_model(request, ModeBody)
+        controls = await _set_mode(engine, catalog, name, body, actor.name, now())
+        return ControlsView.of(controls, pauses=pause_views(controls, now()))
 
     return routes
 
 
-async def set_mode(
-    engine: EnginePort, catalog: CatalogPort, clock: Clock, name: str, body: ModeBody, actor: str
-) -> ControlsView:
-    """Limit a playbook to observing, or end that. Raises NotFound, Conflict, PayloadError, StoreUnavailable."""
-    now = clock.now()
+async def _set_mode(engine: Engine, catalog: Library, name: str, body: ModeBody, actor: str, now: datetime) -> Controls:
     limits = [pause for pause in engine.controls.pauses if pause.observe and pause.scope.playbook == name]
     if body.mode == "as_written":
         if not limits:
             raise NotFound(f"The playbook {name} is not limited to observing by an operator.")
         for limit in limits:
             await engine.resume(actor, limit.id)
-        return controls_view(engine.controls, clock.now())
+        return engine.controls
     if catalog.get(name) is None:
         raise NotFound("No playbook of that name is loaded. GET /playbooks lists loaded playbooks and failed files.")
-    length = _length(body, now)
-    wanted = PauseOrder(Scope(playbook=name), body.note, length=length, observe=True)
+    wanted = PauseOrder(Scope(playbook=name), body.note, length=_length(body, now), observe=True)
     controls, _ = await engine.pause(actor, wanted)
-    return controls_view(controls, clock.now())
+    return controls
 
 
 def _length(body: PauseBody | ModeBody, begins: datetime) -> timedelta | None:
@@ -290,12 +238,7 @@ def _pause_order(body: PauseBody, now: datetime) -> PauseOrder:
     return PauseOrder(body.scope, body.note.strip(), body.starts, length, body.every)
 
 
-def _paused_view(controls: Controls, pause: OperatorPause, catalog: CatalogPort, now: datetime) -> PausedView:
-    members = _switch_members(controls, now)
-    return PausedView(**members, pause=_pause_view(pause, now), warning=_warning(pause.scope, catalog))
-
-
-def _warning(scope: Scope, catalog: CatalogPort) -> str:
+def _warning(scope: Scope, catalog: Library) -> str:
     """Return a warning if no loaded playbook matches the scope's pattern, else ""."""
     pattern, names = scope.playbook, [compiled.definition.name for compiled in catalog.all()]
     if pattern is None or any(fnmatch.fnmatchcase(name, pattern) for name in names):
@@ -304,27 +247,17 @@ def _warning(scope: Scope, catalog: CatalogPort) -> str:
     return f"no loaded playbook is named {pattern!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def _switch_members(controls: Controls, now: datetime) -> dict[str, Any]:
-    names = ["paused", "paused_by", "paused_at"]
-    names += ["breaker_open", "breaker_opened_at", "breaker_reason", "breaker_closed_at"]
-    return {**{name: getattr(controls, name) for name in names}, "pauses": pause_views(controls, now)}
-
-
 def _pause_view(pause: OperatorPause, now: datetime) -> PauseView:
     starts_at, until = pause.window(now) or (pause.starts_at, pause.ends_at)
-    return PauseView(
-        id=pause.id,
-        by=pause.by,
-        at=pause.at,
+    return PauseView.of(
+        pause,
         scope=str(pause.scope),
         playbook=pause.scope.playbook,
         node=pause.scope.node,
         job=pause.scope.job,
-        labels=dict(pause.scope.labels),
+        labels=pause.scope.labels,
         starts_at=starts_at,
         until=until,
         every=duration.write(pause.every) if pause.every else None,
-        note=pause.note,
-        observe=pause.observe,
         in_force=pause.is_in_force(now),
     )

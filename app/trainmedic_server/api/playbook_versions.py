@@ -12,16 +12,11 @@ from fastapi import Depends, Path, Query, Request
 from msgspec import Struct
 from pydantic import ConfigDict, Field
 
-from trainmedic_server.api.engine import CatalogPort
 from trainmedic_server.api.view import ApiModel, View
-from trainmedic_server.auth.auth import Authenticator, Principal, requires
-from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.auth.auth import Principal
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.errors import NotFound, PayloadError
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.bodies import body_schema, read_body
-from trainmedic_server.http.body import BodyReader
-from trainmedic_server.http.problems import responses
-from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.playbook_tests import PlaybookTester, PlayedTests
 from trainmedic_server.ports.playbook_versions import PlaybookVersions, UsedVersion
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -90,25 +85,16 @@ class PlayedTestsView(View):
     unfinished: str = Field(description="Why there is no outcome; otherwise empty.")
 
 
-def router(
-    catalog: CatalogPort, texts: PlaybookTextsApi, auth: Authenticator, bodies: BodyReader, reads: ReadTurns
-) -> ApiRoutes:
-    routes = ApiRoutes("operations")
-    viewer, operator = requires(auth, TokenRole.VIEWER), requires(auth, TokenRole.OPERATOR)
+def router(catalog: Library, texts: PlaybookTextsApi, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("operations", parts.auth)
 
-    @routes.get(
-        "/playbooks/{name}/versions",
-        summary="Past texts of a playbook",
-        response_model=VersionList,
-        responses=responses(401, 403, 404, 422, 503),
-        dependencies=[Depends(viewer)],
-    )
+    @routes.read("/playbooks/{name}/versions", 404, summary="Past texts of a playbook")
     async def listed(
         name: Annotated[str, Path(pattern=r"^[^\x00]*$")], before: PartOfVersion = None, after: PartOfVersion = None
     ) -> VersionList:
         """With `before`, also the difference to `after`, by default to the loaded version, otherwise the newest."""
         loaded = catalog.get(name)
-        async with reads.take():
+        async with parts.reads.take():
             used = await texts.versions.used_versions(name, _MOST_RUNS)
             items = _items(loaded, used)
             if not items:
@@ -120,18 +106,12 @@ def router(
                 diff = await _compared(texts.versions, loaded, name, old, new)
         return VersionList(items=items, diff=diff)
 
-    @routes.post(
-        "/playbooks/{name}/test",
-        summary="Run the tests next to a playbook",
-        response_model=PlayedTestsView,
-        responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
-        openapi_extra=body_schema(PlayBody),
-    )
-    async def play(request: Request, name: str, _: Principal = Depends(operator)) -> PlayedTestsView:
+    @routes.act("/playbooks/{name}/test", PlayBody, 404, 409, summary="Run the tests next to a playbook")
+    async def play(request: Request, name: str, _: Principal = Depends(routes.operator)) -> PlayedTestsView:
         """Run the present files in virtual time, in a separate process without external effects. Takes up to a minute.
         One runs at a time, and a few wait.
         """
-        await read_body(bodies, request, PlayBody)
+        await parts.bodies.read_model(request, PlayBody)
         loaded = catalog.get(name)
         if loaded is None:
             raise NotFound("No playbook of that name is loaded.")
@@ -141,18 +121,7 @@ def router(
 
 
 def _items(loaded: CompiledPlaybook | None, used: Sequence[UsedVersion]) -> list[VersionView]:
-    views = [
-        VersionView(
-            version=each.version,
-            loaded=loaded is not None and each.version == loaded.version,
-            first_used_at=each.first_used_at,
-            last_used_at=each.last_used_at,
-            runs=each.runs,
-            first_run=each.first_run,
-            last_run=each.last_run,
-        )
-        for each in used
-    ]
+    views = [VersionView.of(each, loaded=loaded is not None and each.version == loaded.version) for each in used]
     if loaded is not None and not any(view.loaded for view in views):
         unused = {"first_used_at": None, "last_used_at": None, "first_run": None, "last_run": None}
         views.append(VersionView(version=loaded.version, loaded=True, runs=0, **unused))
@@ -188,17 +157,6 @@ async def _compared(
 
 
 def _played(outcome: PlayedTests) -> PlayedTestsView:
-    tests = [
-        PlayedTestView(
-            name=each.name,
-            line=each.line,
-            passed=not each.failures,
-            seconds=each.seconds,
-            failures=[FailureView.model_validate(failure) for failure in each.failures],
-        )
-        for each in outcome.tests
-    ]
-    problems = [FailureView.model_validate(problem) for problem in outcome.problems]
-    return PlayedTestsView(
-        file=outcome.file, passed=outcome.passed, tests=tests, problems=problems, unfinished=outcome.unfinished
+    return PlayedTestsView.of(
+        outcome, tests=[PlayedTestView.of(each, passed=not each.failures) for each in outcome.tests]
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, TypeVar
 
 from fastapi import Query
@@ -19,6 +21,23 @@ PageLimit = Annotated[int, Query(ge=1, le=1000, description="Items of a page.")]
 PageCursor = Annotated[str | None, Query(max_length=1000, description="`next` of the page before.")]
 
 
-def wrong_cursor() -> HttpProblem:
-    message = "is not a cursor of this server"
-    return HttpProblem(422, f"cursor: {message}", problems=[("cursor", message)])
+@contextmanager
+def cursor_checked() -> Iterator[None]:
+    """Translate the ValueError for a wrong cursor."""
+    try:
+        yield
+    except ValueError:
+        message = "is not a cursor of this server"
+        raise HttpProblem(422, f"cursor: {message}", problems=[("cursor", message)]) from None
+
+
+async def all_items(
+    page_after: Callable[[str | None], Awaitable[tuple[Sequence[Value], str | None]]],
+) -> AsyncGenerator[Value, None]:
+    cursor = None
+    while True:
+        page, cursor = await page_after(cursor)
+        for item in page:
+            yield item
+        if cursor is None:
+            return

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from trainmedic.wire.envelope import new_id
 from trainmedic_server import errors
 from trainmedic_server.api import payload
-from trainmedic_server.api.engine import AlertMapPort
+from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.domain import beginnings
 from trainmedic_server.domain.alert import Delivery
 from trainmedic_server.http.body import parse_json
@@ -23,14 +23,14 @@ SUMMARY = "Receive an event of another program"
 Parser = Callable[[bytearray, datetime], Delivery]
 
 
-def reader(alert_map: AlertMapPort | None) -> Callable[[Request], Parser]:
+def reader(alert_map: AlertMapLibrary) -> Callable[[Request], Parser]:
     """Return a function that selects a request's parser, and raises NotFound for an unknown event."""
 
     def parser_for(request: Request) -> Parser:
         name = request.path_params["name"]
-        current = alert_map.current if alert_map is not None else None
-        if current is None or name not in current.events:
-            known = ", ".join(sorted(current.events)) if current is not None and current.events else "none"
+        current = alert_map.current
+        if name not in current.events:
+            known = ", ".join(sorted(current.events)) or "none"
             raise errors.NotFound(f"The alert map has no event {name}. It has: {known}.")
 
         def read(body: bytearray, received_at: datetime) -> Delivery:

@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
-from fastapi import Depends, Path, Query, Response
+from fastapi import Path, Query, Response
 from pydantic import TypeAdapter
 
 from trainmedic_core import duration
+from trainmedic_server.api.diagnoses import JobName
 from trainmedic_server.api.times import TimeText, time_of
-from trainmedic_server.auth.auth import Authenticator, requires
-from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.errors import PayloadError
-from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.http.ascii_json import AsciiJson
-from trainmedic_server.http.problems import responses
 from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.reports.compiling import LONGEST_PERIOD, ReportCompiler
@@ -29,7 +27,6 @@ _SHORTEST = timedelta(minutes=1)
 _AT_ONCE = 2  # reports being compiled
 _WAITING = 16  # requests for further reports
 
-JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
 NodeName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 PersonAfter = Annotated[
@@ -37,17 +34,13 @@ PersonAfter = Annotated[
 ]
 
 
-def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRoutes:
+def router(compiler: ReportCompiler, parts: RouteParts) -> ApiRoutes:
+    clock = parts.clock
     # Separate turns: reports wait for Prometheus and must not delay pages of the history.
     turns = ReadTurns(_AT_ONCE, _WAITING, "reports")
-    routes = ApiRoutes("reports", [Depends(requires(auth, TokenRole.VIEWER))])
+    routes = ApiRoutes("reports", parts.auth)
 
-    @routes.get(
-        "/jobs/{job:path}/report",
-        summary="Use of a job's time",
-        response_model=JobReport,
-        responses=responses(401, 403, 404, 422, 503),
-    )
+    @routes.read("/jobs/{job:path}/report", 404, summary="Use of a job's time", response_model=JobReport)
     async def job_report(job: JobName, since: TimeText = "24h", until: TimeText = "0s") -> Response:
         """Utilisation, memory, throughput, efficiency, goodput, anomalies, bottleneck, failures and repairs.
 
@@ -57,11 +50,10 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRo
         async with turns.take():
             return _answer(await compiler.job(job, begin, end))
 
-    @routes.get(
+    @routes.read(
         "/jobs/{job:path}/curves",
         summary="Loss, throughput and learning rate of a job over time",
         response_model=JobCurves,
-        responses=responses(401, 403, 422, 503),
     )
     async def job_curves(job: JobName, since: TimeText = "6h", until: TimeText = "0s") -> Response:
         """At most 120 points each, averaged over the ranks that report them. `unknown` says why there is none."""
@@ -69,23 +61,17 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRo
         async with turns.take():
             return _answer(await compiler.curves(job, begin, end))
 
-    @routes.get(
+    @routes.read(
         "/agents/{node:path}/readings",
         summary="Newest readings of a node's GPUs",
         response_model=NodeReadings,
-        responses=responses(401, 403, 422, 503),
     )
     async def node_readings(node: NodeName) -> Response:
         """Temperature, power and utilization from Prometheus, else from the agent. `unknown` says why there is none."""
         async with turns.take():
             return _answer(await compiler.readings(node, clock.now()))
 
-    @routes.get(
-        "/report",
-        summary="Cost of failures of all jobs",
-        response_model=FleetReport,
-        responses=responses(401, 403, 422, 503),
-    )
+    @routes.read("/report", summary="Cost of failures of all jobs", response_model=FleetReport)
     async def fleet_report(
         since: TimeText = "7d", until: TimeText = "0s", person_after: PersonAfter = "30m"
     ) -> Response:

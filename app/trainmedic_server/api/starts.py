@@ -10,24 +10,18 @@ from pydantic import ConfigDict, Field
 from trainmedic_core.target import Target
 from trainmedic_server.api import run_ids, views
 from trainmedic_server.api.approvals import StepAheadView
-from trainmedic_server.api.engine import EnginePort
 from trainmedic_server.api.run_ids import RunId
 from trainmedic_server.api.view import ApiModel, View
-from trainmedic_server.auth.auth import Authenticator, Principal, requires
-from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.auth.auth import Principal
 from trainmedic_server.domain.inputs import MOST_INPUTS, Value
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Decision
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.manual_runs import Started, StartOrder
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.errors import PayloadError
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.bodies import body_schema, read_body
-from trainmedic_server.http.body import BodyReader
-from trainmedic_server.http.problems import responses
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.present import Present
-
-_REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 
 Text = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00]*$")]
 Key = Annotated[
@@ -79,20 +73,13 @@ class StartedView(View):
     steps: list[StepAheadView] = Field(description="Its steps, rendered.")
 
 
-def router(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
-    operator = requires(auth, TokenRole.OPERATOR)
-    routes = ApiRoutes("operations")
+def router(engine: Engine, present: Present, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("operations", parts.auth)
 
-    @routes.post(
-        "/runs",
-        summary="Start a playbook manually",
-        response_model=StartedView,
-        responses=_REFUSALS,
-        openapi_extra=body_schema(StartBody),
-    )
-    async def start(request: Request, actor: Principal = Depends(operator)) -> StartedView:
+    @routes.act("/runs", StartBody, 404, 409, summary="Start a playbook manually")
+    async def start(request: Request, actor: Principal = Depends(routes.operator)) -> StartedView:
         """With the same guards, locks and breaker as for an alert. The decision is recorded with its author."""
-        body = await read_body(bodies, request, StartBody)
+        body = await parts.bodies.read_model(request, StartBody)
         try:
             target = Target.of_key(body.target) if body.target is not None else None
         except ValueError as error:
@@ -101,16 +88,10 @@ def router(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
         by = ByHand(actor.name, body.note.strip(), key=body.key, groups=actor.groups)
         return _view(await engine.start_run(order, by), is_dry=body.dry_run)
 
-    @routes.post(
-        "/runs/{run_id}/retry",
-        summary="Retry an unsuccessful run",
-        response_model=StartedView,
-        responses=_REFUSALS,
-        openapi_extra=body_schema(RetryBody),
-    )
-    async def retry(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> StartedView:
+    @routes.act("/runs/{run_id}/retry", RetryBody, 404, 409, summary="Retry an unsuccessful run")
+    async def retry(request: Request, run_id: RunId, actor: Principal = Depends(routes.operator)) -> StartedView:
         """The alert must still fire. The present playbook applies."""
-        body = await read_body(bodies, request, RetryBody)
+        body = await parts.bodies.read_model(request, RetryBody)
         whole_id = await run_ids.whole(present, run_id)
         by = ByHand(actor.name, body.note.strip(), repeats=whole_id, key=body.key, groups=actor.groups)
         return _view(await engine.retry(whole_id, by), is_dry=False)
@@ -121,15 +102,12 @@ def router(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
 def _view(started: Started, *, is_dry: bool) -> StartedView:
     run = started.run
     is_barred = run.decision not in (Decision.STARTED, Decision.OBSERVE_ONLY)
-    return StartedView(
+    return StartedView.of(
+        run,
         run=None if is_dry and not started.is_repeated else views.item(run),
-        playbook=run.playbook,
         target=run.target_key,
-        decision=run.decision,
         why=run.message if is_barred else "",
-        mode=run.mode,
-        alert_name=run.alert_name,
         waits_for=started.waits_for,
         repeated=started.is_repeated,
-        steps=[StepAheadView.model_validate(step) for step in started.steps],
+        steps=started.steps,
     )

@@ -6,26 +6,28 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from fastapi import Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
+from msgspec import Struct
 from prometheus_client.exposition import choose_encoder
 from pydantic import Field
 
 from trainmedic_core.words import count
+from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 from trainmedic_server import __version__, telemetry
-from trainmedic_server.api.engine import AlertMapPort, CatalogPort, EnginePort, LogRulesPort
 from trainmedic_server.api.pauses import PauseView, pause_views
 from trainmedic_server.api.view import ApiModel
+from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain import upcoming
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.topology import SlurmTopology
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.service_watch import ServiceState
 from trainmedic_server.errors import BusExplained, StoreExplained, TrainmedicError
 from trainmedic_server.http import problems
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.ascii_json import AsciiJson
 from trainmedic_server.ports.outside import UNSIGNED, Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.store import RunStore
 
@@ -99,37 +101,69 @@ _READY_RESPONSES: dict[int | str, dict[str, Any]] = {
     503: {"model": Ready, "description": "A dependency does not work; webhooks may still be accepted."},
     **problems.responses(422),
 }
-_METRICS_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
-}
 
 
-def router(
-    engine: EnginePort,
-    store: RunStore,
-    bus: CommandBus,
-    catalog: CatalogPort,
-    log_rules: LogRulesPort,
-    clock: Clock,
-    watch: ClockWatch,
-    metrics: telemetry.Metrics,
-    limits: ServerLimits,
-    redis_caveat: Callable[[], str],
-    channel_warning: Callable[[], str] = str,  # returns ""
-    alert_map: AlertMapPort | None = None,
-    routing_caveat: str = "",
-    slurm_topology: Callable[[], SlurmTopology] | None = None,
-    services: Mapping[str, Callable[[], ServiceState]] = MappingProxyType({}),
-) -> ApiRoutes:
-    """`slurm_topology`: None without Slurm. `services`: by name of the member of `Ready`. Caveats may be empty."""
-    # A parameter that a proxy adds to a probe or a scrape must not make it fail.
-    routes = ApiRoutes("status", takes_any_query=True)
+class Readiness(Struct, frozen=True):
+    """What `Ready` is about. Caveats and warnings may be empty."""
 
-    @routes.get("/health", summary="Liveness", response_model=Health)
+    engine: Engine
+    store: RunStore
+    bus: CommandBus
+    catalog: Library
+    log_rules: LogRuleLibrary
+    alert_map: AlertMapLibrary
+    clock: Clock
+    watch: ClockWatch
+    check_seconds: float
+    redis_caveat: Callable[[], str]
+    channel_warning: Callable[[], str]
+    routing_caveat: str
+    slurm_topology: Callable[[], SlurmTopology] | None  # None without Slurm
+    services: Mapping[str, Callable[[], ServiceState]]  # by member of `Ready`
+
+    async def now(self) -> Ready:
+        """Check the store and Redis at once. One without an answer after `check_seconds` is not ok."""
+        now, seconds = self.clock.now(), self.check_seconds
+        store, redis = await asyncio.gather(
+            _check(self.store.check, "the run store", seconds), _check(self.bus.check, "Redis", seconds)
+        )
+        caveats = (self.redis_caveat(), "" if self.bus.is_signed else UNSIGNED)
+        if redis.ok and any(caveats):
+            redis = Dependency(ok=True, detail="; ".join(filter(None, (redis.detail, *caveats))), caution=True)
+        playbooks, controls = _playbooks(self.catalog), self.engine.controls
+        return Ready(
+            ready=store.ok and redis.ok and playbooks.ok and not self.alert_map.current.unusable,
+            mode=self.engine.mode,
+            store=store,
+            redis=redis,
+            signed=self.bus.is_signed,
+            playbooks=playbooks,
+            log_rules=_log_rules(self.log_rules),
+            alert_map=_alert_map(self.alert_map) if self.alert_map.is_used else None,
+            clock=_clock(self.watch.ahead),
+            notifications=self._notifications(),
+            slurm=_slurm(self.slurm_topology()) if self.slurm_topology is not None else None,
+            paused=controls.paused,
+            breaker_open=controls.breaker_open,
+            pauses=pause_views(controls, now),
+            **{member: _service(state()) for member, state in self.services.items()},
+        )
+
+    def _notifications(self) -> Dependency:
+        if warning := self.channel_warning():
+            return Dependency(ok=False, detail=warning)
+        return Dependency(ok=True, detail=self.routing_caveat or _CHANNELS_ARE_SET, caution=bool(self.routing_caveat))
+
+
+def router(readiness: Readiness, metrics: telemetry.Metrics) -> APIRouter:
+    # A parameter that a proxy adds to a probe or a scrape must not make it fail, so these routes take any.
+    routes = APIRouter(tags=["status"], default_response_class=AsciiJson)
+
+    @routes.get("/health", summary="Liveness")
     async def health() -> Health:
-        return Health(timestamp=clock.now(), version=__version__)
+        return Health(timestamp=readiness.clock.now(), version=__version__)
 
-    @routes.get("/ready", summary="Readiness", response_model=Ready, responses=_READY_RESPONSES)
+    @routes.get("/ready", summary="Readiness", responses=_READY_RESPONSES)
     async def ready(
         response: Response,
         any_server: Annotated[
@@ -141,27 +175,16 @@ def router(
         While only Redis is unavailable, webhooks are still accepted and recorded. So a probe that routes deliveries
         should use `/health`.
         """
-        seconds, now = limits.check_seconds, clock.now()
-        readiness = await _readiness(
-            engine, store, bus, catalog, log_rules, watch, seconds, redis_caveat(), now, alert_map
-        )
-        if slurm_topology is not None:
-            readiness.slurm = _slurm(slurm_topology())
-        for member, state in services.items():
-            setattr(readiness, member, _service(state()))
-        if routing_caveat:
-            readiness.notifications = Dependency(ok=True, detail=routing_caveat, caution=True)
-        if warning := channel_warning():
-            readiness.notifications = Dependency(ok=False, detail=warning)
-        if not readiness.ready:
+        now = await readiness.now()
+        if not now.ready:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
-        return readiness
+        return now
 
     @routes.get(
         "/metrics",
         summary="Metrics for Prometheus",
         response_class=Response,
-        responses=_METRICS_RESPONSES,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def exposition(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -169,47 +192,6 @@ def router(
         return Response(content, headers={"Content-Type": content_type})
 
     return routes
-
-
-async def _readiness(
-    engine: EnginePort,
-    store: RunStore,
-    bus: CommandBus,
-    catalog: CatalogPort,
-    log_rules: LogRulesPort,
-    watch: ClockWatch,
-    seconds: float,
-    redis_caveat: str,
-    now: datetime,
-    alert_map: AlertMapPort | None,
-) -> Ready:
-    """Check the store and Redis at once. One without an answer after `seconds` is not ok."""
-    store_state, redis_state = await asyncio.gather(
-        _check(store.check, "the run store", seconds), _check(bus.check, "Redis", seconds)
-    )
-    if redis_state.ok and redis_caveat:
-        redis_state = Dependency(ok=True, detail=f"{redis_state.detail}; {redis_caveat}", caution=True)
-    playbooks_state = _playbooks(catalog)
-    controls = engine.controls
-    if redis_state.ok and not bus.is_signed:
-        redis_state = Dependency(ok=True, detail=f"{redis_state.detail}; {UNSIGNED}", caution=True)
-    return Ready(
-        ready=store_state.ok
-        and redis_state.ok
-        and playbooks_state.ok
-        and not (alert_map and alert_map.current.unusable),
-        mode=engine.mode,
-        store=store_state,
-        redis=redis_state,
-        signed=bus.is_signed,
-        playbooks=playbooks_state,
-        log_rules=_log_rules(log_rules),
-        alert_map=_alert_map(alert_map) if alert_map is not None and alert_map.is_used else None,
-        clock=_clock(watch.ahead),
-        paused=controls.paused,
-        breaker_open=controls.breaker_open,
-        pauses=pause_views(controls, now),
-    )
 
 
 def _clock(ahead: float) -> Dependency:  # seconds by which the machine's clock was set; 0 if the server follows it
@@ -255,25 +237,23 @@ async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float)
     return Dependency(ok=True, detail="answers")
 
 
-def _playbooks(catalog: CatalogPort) -> Dependency:
+def _playbooks(catalog: Library) -> Dependency:
     """Fail only if there are files and none could be loaded."""
     loaded, failed = len(catalog.all()), len(catalog.problems)
     detail = f"{loaded} loaded" + (f", {failed} errors: see /playbooks" if failed else "")
     return Dependency(ok=loaded > 0 or failed == 0, detail=detail)
 
 
-def _log_rules(rules: LogRulesPort) -> Dependency:
+def _log_rules(rules: LogRuleLibrary) -> Dependency:
     loaded, failed = len(rules.rule_set.rules), len(rules.problems)
     more = f", {failed} errors: see the log, or trainmedic logs check" if failed else ""
     return Dependency(ok=not failed, detail=f"{loaded} loaded{more}")
 
 
-def _alert_map(alert_map: AlertMapPort) -> Dependency:
+def _alert_map(alert_map: AlertMapLibrary) -> Dependency:
     current, failed = alert_map.current, len(alert_map.problems)
     if current.unusable:
         return Dependency(ok=False, detail=f"no alert is accepted: {current.unusable}: see /playbooks")
-    errors = f"{failed} error{'s' * (failed != 1)}"
-    more = f", {errors}: see /playbooks, or trainmedic playbook check --alert-map" if failed else ""
-    names, conditions = current.names, len(current.accept)
-    detail = f"{names} name{'s' * (names != 1)} renamed, {conditions} condition{'s' * (conditions != 1)}{more}"
+    more = f", {count(failed, 'error')}: see /playbooks, or trainmedic playbook check --alert-map" if failed else ""
+    detail = f"{count(current.names, 'name')} renamed, {count(len(current.accept), 'condition')}{more}"
     return Dependency(ok=not failed, detail=detail)

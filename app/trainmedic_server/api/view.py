@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -13,3 +15,9 @@ class ApiModel(BaseModel):
 
 class View(ApiModel):
     model_config = ConfigDict(from_attributes=True)
+
+    @classmethod
+    def of(cls, source: object, /, **others: Any) -> Self:
+        """Return the view with `others`, and for all further fields the attributes of `source`."""
+        own = {name: getattr(source, name) for name in cls.model_fields if name not in others}
+        return cls(**own, **others)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from msgspec.structs import asdict
 from pydantic import ConfigDict, Field
 
 from trainmedic_core.plain_text import json_bytes
@@ -263,7 +262,7 @@ class RunView(HistoryItem):
 
 
 def item(run: Run) -> HistoryItem:
-    return HistoryItem(**_item_members(run))
+    return HistoryItem.of(run, **_item_members(run))
 
 
 def page(runs: list[Run], cursor: str | None) -> HistoryPage:
@@ -278,17 +277,16 @@ def record(
     changed: Sequence[ChangeView] = (),
 ) -> RunView:
     run = stored.run
-    return RunView(
+    return RunView.of(
+        run,
         **_item_members(run),
-        ended_at=run.ended_at,
-        acted_at=run.acted_at,
         alerts=[_alert(alert) for alert in stored.alerts],
         findings=list(findings),
         steps=[_step(run, step) for step in run.steps],
         events=[event(stored_event) for stored_event in stored.events],
         orders=[OrderView.model_validate(order) for order in stored.orders],
         effect=effect_view(run, stored.effect, are_measured),
-        members=list(stored.members),
+        members=stored.members,
         next=upcoming,
         changed=list(changed),
     )
@@ -317,38 +315,20 @@ def _alert(stored: AlertRecord) -> AlertView:
 
 
 def _item_members(run: Run) -> dict[str, Any]:
-    target, undone_at = run.target, run.undone_at
+    """Return the members that are no attributes of the run."""
+    target = run.target
     return {
         "run_id": run.id,
         "timestamp": run.created_at,
-        "alert_name": run.alert_name,
-        "alert_labels": run.alert_labels,
-        "playbook": run.playbook,
         "target": target.key if target else None,
         **(target.parts if target else NO_PARTS),
-        "mode": run.mode,
-        "status": run.status,
-        "decision": run.decision,
-        "action_taken": run.action_taken,
-        "success": run.success,
-        "message": run.message if undone_at is None else "; ".join(filter(None, (run.message, "taken back"))),
+        "message": run.message if run.undone_at is None else "; ".join(filter(None, (run.message, "taken back"))),
         "duration_ms": round((run.ended_at - run.created_at).total_seconds() * 1000) if run.ended_at else None,
-        "touched": list(run.touched),
-        "owes_undo": run.owes_undo,
         "undo_error": run.delayed_undo.error if run.delayed_undo else None,
-        "undone_at": undone_at,
-        "waiting_on": run.waiting_on,
         "deadline": _deadline_of(run),
-        "approved_by": list(approval.approved_by(run)),
+        "approved_by": approval.approved_by(run),
         "decided_at": _decided_at(run),
-        "started_by": run.started_by,
-        "repeats": run.repeats,
-        "parent": run.parent,
         "batch": run.batch + 1 if run.batch is not None else None,
-        "group": asdict(run.group) if run.group is not None else None,
-        "original_alert_name": run.original_alert_name,
-        "original_labels": None if run.original_labels is None else dict(run.original_labels),
-        "version": run.version,
         "also": [target.key for target in run.also],
     }
 

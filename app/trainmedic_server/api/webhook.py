@@ -24,12 +24,12 @@ from starlette.types import Receive, Scope, Send
 from trainmedic.wire.envelope import new_id
 from trainmedic_server import telemetry
 from trainmedic_server.api import payload, received_events, schemas, usual_payload
-from trainmedic_server.api.engine import EnginePort
 from trainmedic_server.api.own_alerts import OwnAlerts
 from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Delivery, RejectedAlert
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.errors import TrainmedicError
 from trainmedic_server.http import problems
 from trainmedic_server.http.body import BodyReader, parse_json
@@ -71,7 +71,7 @@ class _PlainRoute(APIRoute):
 
 
 def endpoint(
-    engine: EnginePort,
+    engine: Engine,
     own_alerts: OwnAlerts,
     auth: Authenticator,
     bodies: BodyReader,

@@ -6,25 +6,16 @@ import hashlib
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Query
+from fastapi import Query
 from pydantic import Field
 
 from trainmedic_core.plain_text import json_bytes
 from trainmedic_server.api import views
-from trainmedic_server.api.exports import AS_STREAM, CSV, NDJSON, Exports
+from trainmedic_server.api.exports import AS_STREAM, Accept, Exports, stream_type
 from trainmedic_server.api.query_types import Name, PageLimit
 from trainmedic_server.api.times import TimeText, span_of
 from trainmedic_server.api.view import View
-from trainmedic_server.auth.auth import Authenticator, requires
-from trainmedic_server.auth.tokens import TokenRole
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.limits import ServerLimits
-from trainmedic_server.http.negotiation import preferred
-from trainmedic_server.http.problems import responses
-from trainmedic_server.http.read_turns import ReadTurns
-from trainmedic_server.live import events
-from trainmedic_server.live.event_feed import EventFeed
-from trainmedic_server.ports.outside import Clock
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.store import ActFilter, History
 
 _BATCH = 500  # events read at once
@@ -47,40 +38,28 @@ class ActPage(View):
     next: int | None = Field(description="`before` of the next page; null on the last.")
 
 
-def routers(
-    history: History, feed: EventFeed, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
-) -> tuple[ApiRoutes, ...]:
-    return events.router(feed, auth, limits), router(history, auth, clock, limits, reads)
+def router(history: History, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("history", parts.auth)
+    exports: Exports[AuditLine] = Exports(parts.limits, AuditLine, lambda line: line)
 
-
-def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns) -> ApiRoutes:
-    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
-    exports: Exports[AuditLine] = Exports(limits, AuditLine, lambda line: line)
-
-    @routes.get(
-        "/audit",
-        summary="What people did",
-        response_model=ActPage,
-        responses={**AS_STREAM, **responses(401, 403, 422, 503)},
-    )
+    @routes.read("/audit", summary="What people did", response_model=ActPage, responses=AS_STREAM)
     async def acts(
         by: Annotated[Name | None, Query(description="Of this person alone.")] = None,
         before: Annotated[int | None, Query(ge=1, le=(1 << 63) - 1, description="`next` of the page before.")] = None,
         since: TimeText | None = None,
         until: TimeText | None = None,
         limit: PageLimit = 100,
-        accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+        accept: Accept = None,
     ) -> Any:
         """Every event whose actor is not the server: approvals, operator commands, pauses, sign-ins.
 
         With `Accept: application/x-ndjson` or `text/csv`, all matches, newest first. Each line has a SHA-256 over
         itself and the hash of the line before.
         """
-        wanted = ActFilter(by, *span_of(since, until, clock.now()))
-        kind = preferred(accept, ("application/json", NDJSON, CSV))
-        if kind != "application/json":
+        wanted = ActFilter(by, *span_of(since, until, parts.clock.now()))
+        if kind := stream_type(accept):
             return await exports.response(_chained(history, wanted, before), kind)
-        async with reads.take():
+        async with parts.reads.take():
             acts_read = await history.acts_of_people(wanted, before, limit)
         following = acts_read[-1].seq if len(acts_read) == limit else None
         return ActPage(items=[views.event(each) for each in acts_read], next=following)

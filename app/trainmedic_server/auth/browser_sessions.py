@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Protocol, TypeVar
 
 from trainmedic.wire.envelope import new_id
 from trainmedic_server.auth.tokens import Token
@@ -14,7 +13,7 @@ from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import SignedIn, SignedOut
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.sessions import Session
-from trainmedic_server.ports.store import Transaction
+from trainmedic_server.ports.store import RunStore, Transaction
 
 COOKIE = "trainmedic_session"
 # Cookie over TLS. Browsers accept it from this very host only, not from others of the domain.
@@ -26,15 +25,10 @@ LASTS = timedelta(hours=12)  # lifetime of a session
 _SKEW = timedelta(minutes=5)
 _SECRET_BYTES = 32
 _MOST_PER_TOKEN = 20  # the oldest ends when another begins
-T = TypeVar("T")
-
-
-class SessionStore(Protocol):
-    async def transact(self, work: Callable[[Transaction], T]) -> T: ...
 
 
 class Sessions:
-    def __init__(self, store: SessionStore, clock: Clock) -> None:
+    def __init__(self, store: RunStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._by_digest: dict[str, Session] = {}

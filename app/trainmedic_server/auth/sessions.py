@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 
 from fastapi import Depends, Path, Response
 
 from trainmedic_server.api.view import View
-from trainmedic_server.auth.auth import Authenticator, Principal, requires
+from trainmedic_server.auth.auth import Principal, requires
 from trainmedic_server.auth.browser_sessions import Sessions
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.errors import NotFound
-from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.http.problems import responses
 from trainmedic_server.ports.sessions import Session
 
@@ -30,21 +29,11 @@ class SessionList(View):
     items: list[SessionView]
 
 
-def routers(auth: Authenticator) -> Sequence[ApiRoutes]:
-    return [_router(auth.sessions, auth)] if auth.sessions is not None else []
+def router(sessions: Sessions, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("operations", parts.auth)
 
-
-def _router(sessions: Sessions, auth: Authenticator) -> ApiRoutes:
-    routes = ApiRoutes("operations")
-    viewer = requires(auth, TokenRole.VIEWER)
-
-    @routes.get(
-        "/sessions",
-        summary="The browsers that are signed in",
-        response_model=SessionList,
-        responses=responses(401, 403, 503),
-    )
-    async def listed(principal: Principal = Depends(viewer)) -> SessionList:
+    @routes.read("/sessions", summary="The browsers that are signed in")
+    async def listed(principal: Principal = Depends(routes.viewer)) -> SessionList:
         """An operator sees all sessions, other users their own."""
         return SessionList(items=[SessionView.model_validate(each) for each in _seen_by(principal, sessions)])
 
@@ -53,11 +42,11 @@ def _router(sessions: Sessions, auth: Authenticator) -> ApiRoutes:
         summary="End a session",
         status_code=204,
         response_class=Response,
-        responses=responses(401, 403, 404, 422, 503),
+        responses=responses(404),
     )
     async def end(
         session_id: str = Path(pattern=r"^[0-9a-f-]{36}$"),
-        principal: Principal = Depends(requires(auth, TokenRole.VIEWER, acts=True)),
+        principal: Principal = Depends(requires(parts.auth, TokenRole.VIEWER, acts=True)),
     ) -> None:
         """An operator may end any session, other users their own."""
         for session in _seen_by(principal, sessions):

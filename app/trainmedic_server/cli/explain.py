@@ -12,13 +12,11 @@ import click
 
 from trainmedic_core.cli import exits
 from trainmedic_core.cli.output import output_option, print_document
-from trainmedic_core.plain_text import visible
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.api.times import time_of
 from trainmedic_server.catalog import modes_file
-from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import explained
 from trainmedic_server.cli.client import Client, token_from_file
 from trainmedic_server.cli.params import TimeParam
@@ -26,8 +24,8 @@ from trainmedic_server.cli.playbook_paths import (
     alert_map_option,
     inventory_option,
     loaded_alert_map,
+    loaded_playbooks,
     mode_option,
-    playbook_roots,
     playbooks_option,
 )
 from trainmedic_server.domain.playbook import Mode
@@ -128,12 +126,7 @@ def _explain_by_files(
     from trainmedic_server.api import alert_list, explanations, given_alerts, test_text
 
     actions, now = registry.specs_only(), SystemClock().now()
-    library = Library(playbook_roots(paths), actions)
-    library.reload()
-    for problem in library.problems:
-        click.echo(visible(f"Not loaded: {problem}", keep="\n"), err=True)
-    if not library.all():
-        raise exits.InvalidInput(f"No playbook was loaded from {', '.join(map(str, playbook_roots(paths)))}.")
+    library = loaded_playbooks(paths, actions)
     try:
         # `kept_back`: why Alertmanager does not send each alert.
         alerts, kept_back = given_alerts.read(document, now), given_alerts.kept_back(document)

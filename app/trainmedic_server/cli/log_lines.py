@@ -18,25 +18,16 @@ from trainmedic_logs.domain.log_search import LogLevel
 from trainmedic_server.cli.client import Client, unknown_job_note
 from trainmedic_server.cli.params import TimeParam
 
+
+def _rank_option(*names: str, of: str) -> Callable[[Any], Any]:
+    return click.option(*names, type=click.IntRange(min=0), metavar="N", help=f"Only lines of this {of}.")
+
+
 _OPTIONS = (
     click.option("--job", "--job-id", "--job_id", "job", metavar="NAME", help="Show the lines of this job."),
-    click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only lines of this rank."),
-    click.option(
-        "--node-rank",
-        "--node_rank",
-        "node_rank",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Only lines of this node rank.",
-    ),
-    click.option(
-        "--local-rank",
-        "--local_rank",
-        "local_rank",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Only lines of this local rank.",
-    ),
+    _rank_option("--rank", of="rank"),
+    _rank_option("--node-rank", "--node_rank", "node_rank", of="node rank"),
+    _rank_option("--local-rank", "--local_rank", "local_rank", of="local rank"),
     click.option("--node", metavar="NAME", help="Only lines of this node."),
     click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only lines of this attempt."),
     click.option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -45,5 +45,10 @@ def _flag(param: click.Parameter) -> str:
     return param.opts[0] if param.opts else "--label"
 
 
-def labels_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    return dict(pairs_of(ctx, param, values))
+def labels_option(help: str | None = None, flag: str = "--label", name: str = "labels") -> Callable[[Any], Any]:
+    """Return a repeatable option whose value is a dict."""
+
+    def labels_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+        return dict(pairs_of(ctx, param, values))
+
+    return click.option(flag, name, multiple=True, metavar="NAME=VALUE", callback=labels_of, help=help)

@@ -12,7 +12,7 @@ from trainmedic_core import words
 from trainmedic_core.cli import table
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.params import TimeParam, labels_of
+from trainmedic_server.cli.params import TimeParam, labels_option
 from trainmedic_server.presentation import times
 
 _HEADER = ("ID", "SCOPE", "STATE", "UNTIL", "BY", "WHY")
@@ -22,14 +22,7 @@ _HEADER = ("ID", "SCOPE", "STATE", "UNTIL", "BY", "WHY")
 @click.option("--playbook", metavar="NAME", help="Only runs of this playbook, or a pattern such as gpu-*.")
 @click.option("--node", metavar="NAME", help="Only runs that touch this node, including those on its jobs.")
 @click.option("--job", metavar="NAME", help="Only runs that touch this job.")
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=labels_of,
-    help="Only runs for alerts with this label. Repeatable.",
-)
+@labels_option("Only runs for alerts with this label. Repeatable.")
 @click.option("--for", "length", metavar="DURATION", help="Duration (2h). Default: until 'trainmedic resume'.")
 @click.option(
     "--starts", type=TimeParam(ago=False), metavar="TIME", help="Start, for a maintenance window. Default: now."
@@ -86,7 +79,7 @@ def _list(items: Sequence[Mapping[str, Any]]) -> Sequence[str]:
 @click.option("--playbook", metavar="NAME", help="End the pause with this scope.")
 @click.option("--node", metavar="NAME")
 @click.option("--job", metavar="NAME")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", callback=labels_of)
+@labels_option()
 @click.option("--breaker", is_flag=True, help="Also close the breaker, and restart its count.")
 @server_options
 def resume(client: Client, pause_id: str | None, breaker: bool, **scope: Any) -> None:

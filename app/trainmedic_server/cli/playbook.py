@@ -19,11 +19,16 @@ from trainmedic_logs.simulation.test_results import FileResult
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import alert_map_roots
-from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.schema import json_schema
 from trainmedic_server.cli.explain import explain
 from trainmedic_server.cli.playbook_list import list_playbooks, list_versions
-from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots, playbooks_option
+from trainmedic_server.cli.playbook_paths import (
+    alert_map_option,
+    loaded_alert_map,
+    loaded_playbooks,
+    playbook_roots,
+    playbooks_option,
+)
 from trainmedic_server.cli.replay import replay
 from trainmedic_server.domain.alert_suggestions import snippet
 from trainmedic_server.simulation import report, rule_outcomes
@@ -97,10 +102,7 @@ def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path
     alerts = [alert for each, _ in read for alert in each]
     if not alerts:
         raise exits.InvalidInput("These files contain no alert.")
-    library = Library(playbook_roots(paths), registry.specs_only())
-    library.reload()
-    if not library.all():
-        raise exits.InvalidInput(f"No playbook was loaded from {', '.join(map(str, playbook_roots(paths)))}.")
+    library = loaded_playbooks(paths, registry.specs_only())
     outcomes = rule_outcomes.outcomes(alerts, loaded_alert_map(alert_map), library.all())
     if output == "json":
         click.echo(json.dumps([outcome.as_data() for outcome in outcomes], indent=2))

@@ -25,8 +25,8 @@ from trainmedic_server.cli.playbook_paths import (
     alert_map_option,
     inventory_option,
     loaded_alert_map,
+    loaded_playbooks,
     mode_option,
-    playbook_roots,
     playbooks_option,
 )
 from trainmedic_server.domain.playbook import Mode
@@ -120,12 +120,7 @@ def replay(
     trainmedic playbook replay --from alerts.json --from runs.json --gpus-per-node 8
     """
     now = SystemClock().now()
-    library = Library(playbook_roots(paths), registry.specs_only())
-    library.reload()
-    for problem in library.problems:
-        click.echo(visible(f"Not loaded: {problem}", keep="\n"), err=True)
-    if not library.all():
-        raise exits.InvalidInput(f"No playbook was loaded from {', '.join(map(str, playbook_roots(paths)))}.")
+    library = loaded_playbooks(paths, registry.specs_only())
     if since is None and _HISTORY in sources:
         since = "30d"
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -56,24 +57,31 @@ def _job_lines(report: Mapping[str, Any]) -> Iterator[str]:
     unknown = report.get("unknown") or {}
     yield f"{words.plain(report.get('job'))}  {_range(report)}"
     yield ""
-    yield _figure("GPUs", _plain(report.get("gpus")), unknown.get("gpus"))
-    yield _figure("GPU utilisation", _spread(report.get("gpu_utilization"), " %"), unknown.get("gpu_utilization"))
-    yield _figure("GPU memory", _spread(report.get("gpu_memory"), " %"), unknown.get("gpu_memory"))
     unit = f" {words.plain(report.get('throughput_unit'))}"
-    yield _figure("throughput", _spread(report.get("throughput"), unit), unknown.get("throughput"))
-    yield _figure("baseline", _baseline(report.get("baseline"), unit), unknown.get("baseline"))
-    yield _figure("efficiency", _efficiency(report.get("efficiency")), unknown.get("efficiency"))
-    yield from _goodput_lines(report.get("goodput"), unknown.get("goodput"))
-    shares = report.get("step_shares")
-    yield _figure("a step is", shares and _shares(shares), unknown.get("step_shares"))
-    yield from _bottleneck_lines(report.get("bottleneck"), unknown.get("bottleneck"))
-    yield from _cpu_lines(report.get("cpu"), unknown.get("cpu"))
-    yield from _evaluation_lines(report.get("evaluations"), unknown.get("evaluations"))
+
+    def part(name: str, key: str, lines: Callable[[Any], Iterator[str]]) -> Iterator[str]:
+        """Yield a figure, or why it is unknown, and its details. `lines` are both."""
+        value = report.get(key)
+        shown = iter(()) if value in (None, {}, []) else lines(value)
+        yield _figure(name, next(shown, None), unknown.get(key))
+        yield from shown
+
+    yield from part("GPUs", "gpus", _plain)
+    yield from part("GPU utilisation", "gpu_utilization", functools.partial(_spread, unit=" %"))
+    yield from part("GPU memory", "gpu_memory", functools.partial(_spread, unit=" %"))
+    yield from part("throughput", "throughput", functools.partial(_spread, unit=unit))
+    yield from part("baseline", "baseline", functools.partial(_baseline, unit=unit))
+    yield from part("efficiency", "efficiency", _efficiency)
+    yield from part("goodput", "goodput", _goodput)
+    yield from part("a step is", "step_shares", _shares)
+    yield from part("bottleneck", "bottleneck", _bottleneck)
+    yield from part("CPU of a rank", "cpu", _cpu)
+    yield from part("evaluations", "evaluations", _evaluations)
     yield from _anomaly_lines(report, unknown.get("anomalies"))
     if unknown.get("gpu_anomalies"):
         yield f"  of GPUs: -{_because(unknown['gpu_anomalies'])}"
-    yield from _error_lines("out of memory", report.get("oom_events"), unknown.get("oom_events"))
-    yield from _error_lines("network errors", report.get("network_errors"), unknown.get("network_errors"))
+    yield from part("out of memory", "oom_events", _errors)
+    yield from part("network errors", "network_errors", _errors)
     yield from _failure_lines(report)
     yield from _slow_lines(report)
     yield from _repair_lines(report)
@@ -114,31 +122,26 @@ def _because(reason: str | None) -> str:
     return f" ({words.plain(reason)})" if reason else ""
 
 
-def _plain(value: object) -> str | None:
-    return None if value is None else words.plain(value)
+def _plain(value: object) -> Iterator[str]:
+    yield words.plain(value)
 
 
-def _spread(spread: Mapping[str, float] | None, unit: str) -> str | None:
-    if spread is None:
-        return None
-    return f"{spread['average']:.4g}{unit} on average, {spread['min']:.4g} to {spread['max']:.4g}"
+def _spread(spread: Mapping[str, float], unit: str) -> Iterator[str]:
+    yield f"{spread['average']:.4g}{unit} on average, {spread['min']:.4g} to {spread['max']:.4g}"
 
 
-def _baseline(baseline: Mapping[str, Any] | None, unit: str) -> str | None:
-    if baseline is None:
-        return None
+def _baseline(baseline: Mapping[str, Any], unit: str) -> Iterator[str]:
     if baseline["of"] == "target":
-        return f"{baseline['value']:.4g}{unit}, the target that the job declares"
+        yield f"{baseline['value']:.4g}{unit}, the target that the job declares"
+        return
     of = "its first stable hour" if baseline["of"] == "first_stable_hour" else f"its first {baseline['points']} points"
-    return f"{baseline['value']:.4g}{unit}, the median of {of}, from {times.stamp(baseline['since'])}"
+    yield f"{baseline['value']:.4g}{unit}, the median of {of}, from {times.stamp(baseline['since'])}"
 
 
-def _efficiency(score: Mapping[str, Any] | None) -> str | None:
-    if score is None:
-        return None
+def _efficiency(score: Mapping[str, Any]) -> Iterator[str]:
     share = score.get("throughput_share")
     limit = f", because the throughput is {share:.0%} of the baseline" if score.get("limited_by") else ""
-    return f"{score['score']:g} ({words.plain(score['rating'])}{limit})"
+    yield f"{score['score']:g} ({words.plain(score['rating'])}{limit})"
 
 
 def _down(seconds: float | None, not_back: int) -> str:
@@ -146,12 +149,8 @@ def _down(seconds: float | None, not_back: int) -> str:
     return ", ".join(parts)
 
 
-def _goodput_lines(goodput: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
-    if goodput is None:
-        yield _figure("goodput", None, reason)
-        return
-    wall = goodput["wall_seconds"]
-    yield _figure("goodput", f"{goodput['ratio']:.1%} of {times.span(wall)} went into training", None)
+def _goodput(goodput: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{goodput['ratio']:.1%} of {times.span(goodput['wall_seconds'])} went into training"
     lost = {name: goodput["lost"].get(name, 0.0) for name in _LOST_PARTS}
     parts = [f"{name} {times.span(seconds)}" for name, seconds in lost.items() if seconds]
     if parts:
@@ -160,42 +159,33 @@ def _goodput_lines(goodput: Mapping[str, Any] | None, reason: str | None) -> Ite
         yield f"{'':17}not measured: {times.span(goodput['unmeasured_seconds'])}"
 
 
-def _shares(shares: Mapping[str, float | None]) -> str:
+def _shares(shares: Mapping[str, float | None]) -> Iterator[str]:
     names = {"data": "waiting for data", "compute": "computing", "wait": "waiting for other ranks"}
     parts = []
     for name, text in names.items():
         share = shares.get(name)
         parts.append(f"? {text}" if share is None else f"{share:.0%} {text}")
-    return ", ".join(parts)
+    yield ", ".join(parts)
 
 
-def _bottleneck_lines(bottleneck: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
-    if bottleneck is None:
-        yield _figure("bottleneck", None, reason)
-        return
-    yield _figure("bottleneck", f"{words.plain(bottleneck['kind'])} ({words.plain(bottleneck['severity'])})", None)
+def _bottleneck(bottleneck: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{words.plain(bottleneck['kind'])} ({words.plain(bottleneck['severity'])})"
     for text in (*bottleneck["reasons"], *bottleneck["advice"]):
         yield f"{'':17}{words.plain(text)}"
 
 
-def _cpu_lines(cpu: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
-    if cpu is None:
-        yield _figure("CPU of a rank", None, reason)
-        return
+def _cpu(cpu: Mapping[str, Any]) -> Iterator[str]:
     known = [*cpu["highest"], *cpu["lowest"]]
     cores = [each["cores"] for each in known]
     extremes = f", {min(cores):.3g} to {max(cores):.3g}" if cores else ""
-    yield _figure("CPU of a rank", f"{cpu['median_cores']:.3g} cores busy (median){extremes}", None)
+    yield f"{cpu['median_cores']:.3g} cores busy (median){extremes}"
     for each in known:
         if each["is_outlier"]:
             yield f"{'':17}rank {words.plain(each['rank'])} on {words.plain(each['node'])}: {each['cores']:.3g} cores"
 
 
-def _evaluation_lines(evaluations: Sequence[Mapping[str, Any]] | None, reason: str | None) -> Iterator[str]:
-    if not evaluations:
-        yield _figure("evaluations", None, reason)
-        return
-    yield _figure("evaluations", f"{len(evaluations)} metric(s)", None)
+def _evaluations(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield f"{len(evaluations)} metric(s)"
     for each in evaluations:
         value = words.plain(each["problem"]) if each["value"] is None else f"{each['value']:.6g}"
         step = "" if each["step"] is None else f" at step {each['step']}"
@@ -205,11 +195,8 @@ def _evaluation_lines(evaluations: Sequence[Mapping[str, Any]] | None, reason: s
         yield f"  {times.stamp(each['at'])}  {words.plain(each['metric'])}: {value}{step}{spread}"
 
 
-def _error_lines(name: str, errors: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
-    if errors is None:
-        yield _figure(name, None, reason)
-        return
-    yield _figure(name, f"{errors['count']}, of which {errors['fatal']} ended the job", None)
+def _errors(errors: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{errors['count']}, of which {errors['fatal']} ended the job"
     yield from _dated([(each["at"], "+".join(each["causes"]), _error(each)) for each in errors["events"][-_SHOWN:]])
 
 

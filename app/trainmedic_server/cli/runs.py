@@ -14,7 +14,7 @@ from trainmedic_core.target import TargetKind
 from trainmedic_server.cli import story
 from trainmedic_server.cli.client import Client, server_options, unknown_job_note
 from trainmedic_server.cli.history import run_path
-from trainmedic_server.cli.params import labels_of
+from trainmedic_server.cli.params import labels_option
 from trainmedic_server.domain.run import OPEN
 from trainmedic_server.presentation.runs import short_id
 
@@ -65,22 +65,8 @@ def retry(client: Client, run_id: str, note: str) -> None:
 @click.option(
     "--target", metavar="KIND:NAME", help="Such as job:llm-1. Unneeded if the playbook derives it from inputs."
 )
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=labels_of,
-    help="An input of a playbook with 'on: manual'. Repeatable.",
-)
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=labels_of,
-    help="A label that the alert must have. Repeatable.",
-)
+@labels_option("An input of a playbook with 'on: manual'. Repeatable.", "--input", "inputs")
+@labels_option("A label that the alert must have. Repeatable.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be done, or what prevents it.")
 @click.option("--key", metavar="TEXT", help="Idempotency key. Repeating a request with it starts no second run.")
 @click.option("--note", default="", metavar="TEXT", help="Reason, recorded in the history.")

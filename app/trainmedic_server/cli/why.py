@@ -12,7 +12,7 @@ from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_core.words import plain
 from trainmedic_server.cli import explained
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.params import TimeParam, labels_of
+from trainmedic_server.cli.params import TimeParam, labels_option
 from trainmedic_server.presentation import times
 
 Document = Mapping[str, Any]
@@ -20,14 +20,7 @@ Document = Mapping[str, Any]
 
 @click.command()
 @click.option("--alert", "alertname", metavar="NAME", required=True, help="The alert's name.")
-@click.option(
-    "--label",
-    "labels",
-    metavar="NAME=VALUE",
-    multiple=True,
-    callback=labels_of,
-    help="One of its labels. Repeatable.",
-)
+@labels_option("One of its labels. Repeatable.")
 @click.option(
     "--since", type=TimeParam(), metavar="TIME", help="Received since then: a time, or a duration before now (90m, 7d)."
 )

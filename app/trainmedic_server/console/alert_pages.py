@@ -19,7 +19,7 @@ _FILTERS = ("alertname", "label", "status", "reacted", "since", "until")
 
 
 async def approvals(page: PageRequest) -> Response:
-    listed = await page.get("/approvals")
+    listed = await page.api.get("/approvals")
     return await page.page("approvals.html", title="Approvals", live="now", items=listed["items"])
 
 
@@ -28,7 +28,7 @@ async def alerts(page: PageRequest) -> Response:
     each = page.query.get("each", "")
 
     async def page_of(bounds: Mapping[str, str]) -> Any:
-        return await page.get("/alerts", {**chosen, **bounds})
+        return await page.api.get("/alerts", {**chosen, **bounds})
 
     rows: list[Row] = []
     after = wrong = ""
@@ -68,7 +68,7 @@ async def explain(page: PageRequest) -> Response:
             query = {name: value for name in ("at",) if (value := page.query.get(name, "").strip())}
             query |= {"test": "true"} if page.query.get("test") else {}
             try:
-                answer = await page.api.ask(page.principal, "POST", "/explain", query, body)
+                answer = await page.api.ask("POST", "/explain", query, body)
             except HttpProblem as problem:
                 wrong = problem.detail
     return await page.page("explain.html", title="Why", path="/explain", pasted=pasted, wrong=wrong, answer=answer)

@@ -8,7 +8,6 @@ from typing import Any
 
 from starlette.responses import Response
 
-from trainmedic_server.auth.auth import ANONYMOUS
 from trainmedic_server.console.page_request import PageRequest, accepts_gzip
 from trainmedic_server.console.rendering import page as answer_page
 
@@ -17,7 +16,7 @@ _METHODS = ("get", "post", "put", "delete")
 
 async def reference(page: PageRequest) -> Response:
     base = page.renderer.base
-    document = await page.api.get(ANONYMOUS, "/openapi.json")
+    document = await page.api.get("/openapi.json")
     text = page.renderer.text(
         "docs.html",
         title="HTTP API",

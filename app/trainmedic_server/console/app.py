@@ -67,6 +67,15 @@ class Parts(Struct, frozen=True):
     assets: Assets
     standing: ServerStanding
 
+    def page_request(
+        self, request: Request, parameters: Mapping[str, str], role: TokenRole | None = TokenRole.VIEWER
+    ) -> PageRequest:
+        principal = self.auth.require(request, role) if role is not None else Principal("", frozenset())
+        sessions = self.auth.sessions
+        signed_in = sessions is not None and sessions.of(request.headers.get("cookie")) is not None
+        api, query = self.api.acting_as(principal), dict(request.query_params)
+        return PageRequest(request, principal, parameters, api, self.renderer, self.standing, signed_in, query)
+
 
 class ConsoleApp:
     """`raw` has handlers that need no page, by method and path. `takes_post` handles the forms."""
@@ -124,19 +133,8 @@ class ConsoleApp:
         for route in self._routes:
             match = route.pattern.fullmatch(path)
             if match is not None:
-                return await route.handler(self.page_request(request, match.groupdict(), route.role))
+                return await route.handler(self._parts.page_request(request, match.groupdict(), route.role))
         raise HttpProblem(HTTPStatus.NOT_FOUND, "There is no such page.")
-
-    def page_request(
-        self, request: Request, parameters: Mapping[str, str], role: TokenRole | None = TokenRole.VIEWER
-    ) -> PageRequest:
-        parts = self._parts
-        principal = parts.auth.require(request, role) if role is not None else Principal("", frozenset())
-        signed_in = (
-            parts.auth.sessions is not None and parts.auth.sessions.of(request.headers.get("cookie")) is not None
-        )
-        query = dict(request.query_params)
-        return PageRequest(request, principal, parameters, parts.api, parts.renderer, parts.standing, signed_in, query)
 
     async def _problem(self, request: Request, problem: HttpProblem) -> Response:
         is_page = request.method in ("GET", "HEAD") and not request.url.path.startswith("/console/")
@@ -153,7 +151,8 @@ class ConsoleApp:
             named["title"], named["sign_in"] = "Signed out", f"/login?next={quote(named['back'], safe='')}"
         headers = {name: value for name, value in problem.headers.items() if name.lower() != "www-authenticate"}
         try:
-            response = await self.page_request(request, {}).page("problem.html", status=problem.status, **named)
+            page_request = self._parts.page_request(request, {})
+            response = await page_request.page("problem.html", status=problem.status, **named)
         except errors.TrainmedicError:  # the user may see no page, so this one has no data of the server
             text = self._parts.renderer.text("problem_alone.html", **named)
             return page(text, problem.status, accepts_gzip=accepts_gzip(request), headers=headers)

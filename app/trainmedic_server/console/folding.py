@@ -39,7 +39,7 @@ async def runs(
     """Return rows and the next cursor. With `each`, rows are not folded. Raises HttpProblem."""
 
     async def asked(bounds: Mapping[str, str]) -> Any:
-        return await page.get("/history", [*pairs(chosen), *bounds.items()])
+        return await page.api.get("/history", [*pairs(chosen), *bounds.items()])
 
     return await read_rows(asked, cursor, None if each else refusal_key, "timestamp")
 

@@ -188,14 +188,6 @@ def finish(value: Any) -> Any:
     return value
 
 
-def share(part: float, whole: float) -> int:
-    return max(0, min(100, round(100 * part / whole))) if whole > 0 else 0
-
-
-def lines(value: Any) -> Markup:
-    return Markup("<br>").join(escape(finish(line)) for line in str(value).splitlines())
-
-
 def linked_runs(value: Any, base: str = "") -> Markup:
     pieces = _RUN_ID.split(str(finish(value)))
     link = Markup('<a href="{0}/runs/{1}">{1}</a>')

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
-from trainmedic_server.auth.auth import ANONYMOUS
 from trainmedic_server.console import run_pages
 from trainmedic_server.console.inner_api import InnerApi
 from trainmedic_server.console.rendering import Renderer
@@ -17,7 +15,7 @@ _MOST_ROWS = 40  # the newest; a page with more than 20 new rows reloads its lis
 
 class Fragments:
     def __init__(self, api: InnerApi, renderer: Renderer, standing: ServerStanding) -> None:
-        self._api = api
+        self._api = api  # not asked by a particular viewer, as all share the fragments
         self._renderer = renderer
         self._standing = standing
 
@@ -32,10 +30,10 @@ class Fragments:
                 standing = await self._known_state(seq)
                 return {"now": self._renderer.text("now_parts.html", standing=standing)}
             case ("run", _, run_id):
-                shown = await self._get_or(None, f"/history/{run_id}")
+                shown = await self._api.get_or(None, f"/history/{run_id}")
                 if shown is None:
                     return {}
-                names = await run_pages.story(self._get_or, shown)
+                names = await run_pages.story(self._api.get_or, shown)
                 return {"story": self._renderer.text("run_story.html", **names)}
             case _:
                 return {}
@@ -50,11 +48,7 @@ class Fragments:
     async def _rows(self, run_ids: Collection[str]) -> Mapping[str, str]:
         rows: dict[str, str] = {}
         for run_id in sorted(run_ids)[-_MOST_ROWS:]:
-            run = await self._get_or(None, f"/history/{run_id}")
+            run = await self._api.get_or(None, f"/history/{run_id}")
             if run is not None:
                 rows[f"run-{run_id}"] = self._renderer.part("parts.html", "run_row", run)
         return rows
-
-    async def _get_or(self, default: Any, path: str, query: Any = None) -> Any:
-        # Viewers share the fragments, so no particular one asks.
-        return await self._api.get_or(default, ANONYMOUS, path, query)

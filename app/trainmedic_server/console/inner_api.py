@@ -20,42 +20,45 @@ Query = Mapping[str, Any] | list[tuple[str, Any]]
 
 
 class InnerApi:
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, principal: Principal) -> None:
         self._app = app
+        self._principal = principal
 
-    async def get(self, principal: Principal, path: str, query: Query | None = None) -> Any:
-        return await self.ask(principal, "GET", path, query)
+    def acting_as(self, principal: Principal) -> InnerApi:
+        return InnerApi(self._app, principal)
 
-    async def get_or(self, default: Any, principal: Principal, path: str, query: Query | None = None) -> Any:
+    async def get(self, path: str, query: Query | None = None) -> Any:
+        return await self.ask("GET", path, query)
+
+    async def post(self, path: str, body: Any = None) -> Any:
+        return await self.ask("POST", path, body=body)
+
+    async def get_or(self, default: Any, path: str, query: Query | None = None) -> Any:
         """Return `default` on 404."""
         try:
-            return await self.get(principal, path, query)
+            return await self.get(path, query)
         except HttpProblem as problem:
             if problem.status == 404:
                 return default
             raise
 
-    async def ask(
-        self, principal: Principal, method: str, path: str, query: Query | None = None, body: Any = None
-    ) -> Any:
+    async def ask(self, method: str, path: str, query: Query | None = None, body: Any = None) -> Any:
         """Return the answer's document, or None if it is empty. Raises HttpProblem for an error."""
         content = b"" if body is None else json.dumps(body).encode()
-        status, answer = await self._exchange(_scope(principal, method, path, query, content), content)
+        status, answer = await self._exchange(_scope(self._principal, method, path, query, content), content)
         document = json.loads(answer) if answer else None
         # `/ready` answers 503 if the server is not ready; this is not an error of the call.
         if status >= 400 and path != "/ready":
             raise _problem(status, document)
         return document
 
-    async def documents(
-        self, principal: Principal, path: str, query: Query | None = None
-    ) -> AsyncGenerator[dict[str, Any] | None, None]:
+    async def documents(self, path: str, query: Query | None = None) -> AsyncGenerator[dict[str, Any] | None, None]:
         """Yield the documents of a streamed answer (NDJSON or server-sent events), None for a heartbeat.
 
         Raises HttpProblem for an error. Close the generator to stop.
         """
         answer = _StreamedAnswer()
-        serving = asyncio.create_task(answer.serve(self._app, _scope(principal, "GET", path, query, b"")))
+        serving = asyncio.create_task(answer.serve(self._app, _scope(self._principal, "GET", path, query, b"")))
         try:
             rest = b""
             async for chunk in answer.chunks():

@@ -90,14 +90,18 @@ class LiveBoard:
         clock = asyncio.get_running_loop().time
         position, sent_at = after, clock()
         yield f"retry: {_RETRY_MILLISECONDS}\n\n".encode()
+        is_unknown = after == 0 and self._feed.is_down  # the page was made while the store did not answer
+        while is_unknown and self._feed.is_down and not self._feed.closed:
+            await asyncio.sleep(_RETRY_SECONDS)
+            yield b": still here\n\n"
         complete_after = max(self._since.get(topic, self._taken) for topic in topics)
         while not self._feed.closed:
             published = self._published
             # Checked each time: the reader may begin only now, or this listener may be too slow.
             complete_after = max(complete_after, self._begins_after)
-            if position < complete_after:
+            if position < complete_after or is_unknown:
                 # Fragments of earlier events are missing; reloading the page shows everything.
-                position = complete_after
+                position, is_unknown = complete_after, False
                 yield b"id: %d\nevent: reload\ndata: {}\n\n" % position
             chosen = [piece for piece in self._pieces if position < piece.seq <= self._seq and piece.topic in topics]
             position = max(position, self._seq)

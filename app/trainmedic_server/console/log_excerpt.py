@@ -60,7 +60,7 @@ async def _oldest(view: LogView, ask: Ask, count: int) -> LogExcerpt:
     if place is not None:  # the page before has shown these lines
         lines = lines[sum(line.at == place.at for line in lines[:passed]) :]
     shown = lines[:count]
-    end = _place_after(shown, place)
+    end = _place_at(shown[-1].at, shown, place) if shown else place
     return LogExcerpt(
         shown, _distinct(window.notes), newer=end if len(lines) > count or window.is_full else None, end=end
     )
@@ -100,12 +100,13 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
                 lines.pop()
     shown = list(lines)[-count:]
     if len(lines) > count:
-        older: LogPlace | None = _place_before(shown, place)
+        older: LogPlace | None = _place_at(shown[0].at, shown, place)
     else:
         older = LogPlace(searched_from - _JUST_BEFORE) if searched_from > view.since else None
         if older is not None:
             notes.append(f"The search took too long and stopped at {written(searched_from)}. Older continues there.")
-    return LogExcerpt(shown[::-1], _distinct(notes), older=older, end=_place_after(shown, None))
+    end = _place_at(shown[-1].at, shown, None) if shown else None
+    return LogExcerpt(shown[::-1], _distinct(notes), older=older, end=end)
 
 
 async def _search(
@@ -149,16 +150,8 @@ def _line_of(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | N
         return None
 
 
-def _place_before(shown: list[ShownLine], place: LogPlace | None) -> LogPlace:
-    at = shown[0].at
-    passed = sum(line.at == at for line in shown)
-    return LogPlace(at, passed + (place.passed if place is not None and place.at == at else 0))
-
-
-def _place_after(shown: list[ShownLine], place: LogPlace | None) -> LogPlace | None:
-    if not shown:
-        return place
-    at = shown[-1].at
+def _place_at(at: datetime, shown: list[ShownLine], place: LogPlace | None) -> LogPlace:
+    """Return the place beyond the lines of this time, of which earlier pages up to `place` have shown others."""
     passed = sum(line.at == at for line in shown)
     return LogPlace(at, passed + (place.passed if place is not None and place.at == at else 0))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from http import HTTPStatus
@@ -17,9 +17,9 @@ from starlette.responses import Response
 
 from trainmedic_logs.domain.log_search import written
 from trainmedic_server import errors
-from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.console import log_page
+from trainmedic_server.console.app import Parts
 from trainmedic_server.console.log_line import ShownLine
 from trainmedic_server.console.log_view import LogPlace, LogView
 from trainmedic_server.console.page_request import PageRequest
@@ -103,16 +103,13 @@ class _Incoming:
 
 
 class LogFollower:
-    def __init__(
-        self, auth: Authenticator, limits: ServerLimits, page_of: Callable[[Request, Mapping[str, str]], PageRequest]
-    ) -> None:
-        self._auth = auth
+    def __init__(self, parts: Parts, limits: ServerLimits) -> None:
+        self._parts = parts
         self._limits = limits
-        self._page_of = page_of
         self._pages = 0
 
     async def take(self, request: Request) -> Response:
-        page = self._page_of(request, {})
+        page = self._parts.page_request(request, {})
         view, wrong = LogView.read(page.query.get("job", ""), page.query, page.renderer.now())
         if wrong or not view.job:
             raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, wrong or "job: is missing; name the job to follow.")
@@ -124,7 +121,7 @@ class LogFollower:
         async def close() -> None:
             self._pages -= has_room
 
-        allowed = while_allowed(events, lambda: self._auth.allows(request, TokenRole.VIEWER))
+        allowed = while_allowed(events, lambda: self._parts.auth.allows(request, TokenRole.VIEWER))
         return StreamedResponse(allowed, EVENT_STREAM, self._limits.stall_seconds, close)
 
     async def _events(self, page: PageRequest, view: LogView, place: LogPlace | None) -> AsyncGenerator[bytes, None]:
@@ -140,7 +137,7 @@ class LogFollower:
         query = {**view.api_query(since), "follow": "true"}
         query.pop("until", None)
         findings = await log_page.findings_of(page, view.job)
-        incoming = _Incoming(page.documents(f"/jobs/{view.job}/logs", query), place)
+        incoming = _Incoming(page.api.documents(f"/jobs/{view.job}/logs", query), place)
         clock = asyncio.get_running_loop().time
         end = clock() + _LONGEST_SECONDS
         try:

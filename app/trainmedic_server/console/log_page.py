@@ -40,7 +40,7 @@ async def log(page: PageRequest) -> Response:
     excerpt, refusal, todo = LogExcerpt([], []), "", ""
     if not wrong:
         try:
-            excerpt = await log_excerpt.read(view, lambda query: page.documents(f"/jobs/{job}/logs", query), now)
+            excerpt = await log_excerpt.read(view, lambda query: page.api.documents(f"/jobs/{job}/logs", query), now)
         except HttpProblem as problem:
             if problem.status == HTTPStatus.UNPROCESSABLE_ENTITY:
                 wrong = problem.detail
@@ -109,6 +109,6 @@ def _nearest(view: LogView, lines: list[log_line.ShownLine]) -> log_line.ShownLi
 
 async def _or_none(page: PageRequest, path: str, query: Mapping[str, Any] | None = None) -> Any:
     try:
-        return await page.get(path, query)
+        return await page.api.get(path, query)
     except HttpProblem:
         return None

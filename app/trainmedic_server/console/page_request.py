@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from trainmedic_server.auth.auth import ANONYMOUS, Principal
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.console import notices
-from trainmedic_server.console.inner_api import InnerApi, Query
+from trainmedic_server.console.inner_api import InnerApi
 from trainmedic_server.console.rendering import Renderer, page
 from trainmedic_server.console.standing import ServerStanding, StandingView
 
@@ -24,20 +24,11 @@ class PageRequest(Struct, frozen=True):
     request: Request
     principal: Principal
     parameters: Mapping[str, str]
-    api: InnerApi
+    api: InnerApi  # asked by the principal
     renderer: Renderer
     standing: ServerStanding
     signed_in: bool  # by a session, so that the page offers to end it
     query: Mapping[str, str] = field(default_factory=dict)
-
-    async def get(self, path: str, query: Query | None = None) -> Any:
-        return await self.api.get(self.principal, path, query)
-
-    async def get_or(self, default: Any, path: str, query: Query | None = None) -> Any:
-        return await self.api.get_or(default, self.principal, path, query)
-
-    def documents(self, path: str, query: Query | None = None) -> AsyncGenerator[dict[str, Any] | None, None]:
-        return self.api.documents(self.principal, path, query)
 
     @property
     def is_operator(self) -> bool:

@@ -65,7 +65,7 @@ def curve(name: str, points: Points, unit: str = "", marks: Iterable[Mark] = (),
     times = Markup("<div class=axis><span>{}</span>{}<span>{}</span></div>").format(
         clock(begin), _legend(visible), clock(end)
     )
-    return _figure(label, caption, f"0 0 {WIDE} {TALL}", parts, times, ("Time (UTC)", f"{name}{suffix}", "Event"), rows)
+    return _figure(label, caption, parts, times, ("Time (UTC)", f"{name}{suffix}", "Event"), rows)
 
 
 def days(name: str, counted: Sequence[Day]) -> Markup:
@@ -102,7 +102,7 @@ def days(name: str, counted: Sequence[Day]) -> Markup:
     caption = Markup("<b>{}</b> {} <span class=dim>at most {} in a day</span>").format(name, key, highest)
     axis = Markup("<div class=axis><span>{}</span><span>{}</span></div>").format(counted[0].day, counted[-1].day)
     rows = [(day.day, *(str(day.counts.get(kind, 0)) for kind in kinds)) for day in counted]
-    return _figure(label, caption, f"0 0 {WIDE} {TALL}", parts, axis, ("Day", *kinds), rows)
+    return _figure(label, caption, parts, axis, ("Day", *kinds), rows)
 
 
 def spark(values: Sequence[float], label: str) -> Markup:
@@ -146,7 +146,6 @@ def clock(at: float) -> str:
 def _figure(
     label: str,
     caption: Markup,
-    box: str,
     parts: Sequence[Markup],
     below: Markup,
     heads: Sequence[str],
@@ -162,7 +161,7 @@ def _figure(
         '<svg viewBox="{}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>{}'
         "<details><summary>As a table</summary><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></details>"
         "</figure>"
-    ).format(caption, box, label, Markup("").join(parts), below, head, body)
+    ).format(caption, f"0 0 {WIDE} {TALL}", label, Markup("").join(parts), below, head, body)
 
 
 def _line(kind: str, x1: str, x2: str, y1: str, y2: str) -> Markup:

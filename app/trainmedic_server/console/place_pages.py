@@ -49,7 +49,7 @@ async def job(page: PageRequest) -> Response:
     name = page.parameters["job"]
     shown = await _item_named(page, "/jobs", name)
     runs, more = await folding.runs(page, {"job": name})
-    diagnosis = await page.get_or(None, f"/jobs/{name}/diagnosis")
+    diagnosis = await page.api.get_or(None, f"/jobs/{name}/diagnosis")
     findings = await log_page.findings_of(page, name, _MOST_FINDINGS)
     if shown is None and not runs and diagnosis is None and not findings:
         raise HttpProblem(
@@ -78,8 +78,8 @@ async def job(page: PageRequest) -> Response:
 
 
 async def _curves(page: PageRequest, name: str) -> Mapping[str, Any]:
-    answer = await page.get(f"/jobs/{name}/curves", {"since": _CURVES_SINCE})
-    history = await page.get("/history", {"job": name, "since": _CURVES_SINCE, "limit": "60"})
+    answer = await page.api.get(f"/jobs/{name}/curves", {"since": _CURVES_SINCE})
+    history = await page.api.get("/history", {"job": name, "since": _CURVES_SINCE, "limit": "60"})
     marks = list(_marks(history["items"]))
     curves = [pictures.curve(each["name"], each["points"], each["unit"], marks) for each in answer["curves"]]
     return {**answer, "pictures": [picture for picture in curves if picture]}
@@ -167,7 +167,7 @@ async def node(page: PageRequest) -> Response:
 
 
 async def _readings(page: PageRequest, node: str) -> Mapping[str, Any]:
-    answer = await page.get(f"/agents/{node}/readings")
+    answer = await page.api.get(f"/agents/{node}/readings")
     return {**answer, "gpus": [{**each, "key": gpu_names.uuid_key(each["uuid"])} for each in answer["gpus"]]}
 
 
@@ -183,16 +183,16 @@ def _small_curve(curve: Mapping[str, Any]) -> Markup:
 
 
 async def _all_items(page: PageRequest, path: str) -> list[Mapping[str, Any]]:
-    listed = await page.get(path)
+    listed = await page.api.get(path)
     items = list(listed["items"])
     while listed.get("next"):
-        listed = await page.get(path, {"cursor": listed["next"]})
+        listed = await page.api.get(path, {"cursor": listed["next"]})
         items += listed["items"]
     return items
 
 
 async def _item_named(page: PageRequest, path: str, name: str) -> Mapping[str, Any] | None:
-    return next(iter((await page.get(path, {"name": name}))["items"]), None)
+    return next(iter((await page.api.get(path, {"name": name}))["items"]), None)
 
 
 def _changes_by_target(document: Mapping[str, Any] | None) -> dict[str, list[Mapping[str, Any]]]:

@@ -22,7 +22,7 @@ _INPUT = "input."  # begins the form fields of a playbook's inputs
 async def playbooks(page: PageRequest) -> Response:
     """``whole`` adds the slow counts."""
     whole = "whole" in page.query
-    listed = await page.get("/playbooks", None if whole else UNCOUNTED)
+    listed = await page.api.get("/playbooks", None if whole else UNCOUNTED)
     return await page.page(
         "playbooks.html", title="Playbooks", items=listed["items"], errors=listed["errors"], whole=whole
     )
@@ -31,16 +31,16 @@ async def playbooks(page: PageRequest) -> Response:
 async def playbook(page: PageRequest, **more: Any) -> Response:
     """``whole`` adds the slow versions. `more` is a form's result."""
     name = page.parameters["playbook"]
-    shown = await page.get(f"/playbooks/{name}", UNCOUNTED)
+    shown = await page.api.get(f"/playbooks/{name}", UNCOUNTED)
     runs, older = await folding.runs(page, {"playbook": name})
     versions, wrong = None, ""
     if asked := {end: value for end in ("before", "after") if (value := page.query.get(end, "").strip())}:
         try:
-            versions = await page.get(f"/playbooks/{name}/versions", asked)
+            versions = await page.api.get(f"/playbooks/{name}/versions", asked)
         except HttpProblem as problem:
             wrong = problem.detail
     if versions is None and ("whole" in page.query or wrong):
-        versions = await page.get(f"/playbooks/{name}/versions")
+        versions = await page.api.get(f"/playbooks/{name}/versions")
     return await page.page(
         "playbook.html",
         title=f"Playbook {name}",
@@ -57,10 +57,10 @@ async def playbook(page: PageRequest, **more: Any) -> Response:
     )
 
 
-async def run_tests(page: PageRequest) -> Response:
+async def run_tests(page: PageRequest, _: Mapping[str, str]) -> Response:
     path = f"/playbooks/{page.parameters['playbook']}/test"
     try:
-        return await playbook(page, tests=await page.api.ask(page.principal, "POST", path))
+        return await playbook(page, tests=await page.api.post(path))
     except HttpProblem as problem:
         return await playbook(page, no_tests=problem.detail)
 
@@ -68,7 +68,7 @@ async def run_tests(page: PageRequest) -> Response:
 async def dry_run(page: PageRequest, fields: Mapping[str, str]) -> Response:
     try:
         body = start_body(page.parameters["playbook"], fields) | {"dry_run": True}
-        preview = await page.api.ask(page.principal, "POST", "/runs", body=body)
+        preview = await page.api.post("/runs", body)
     except HttpProblem as problem:
         return await playbook(page, asked=fields, cannot=problem.detail)
     return await playbook(page, asked=fields, preview=preview, key=secrets.token_hex(16))
@@ -101,7 +101,7 @@ async def _targets(page: PageRequest, kind: str) -> list[str]:
         return ["cluster"]
     if kind not in _LISTED:
         return []
-    items = (await page.get(_LISTED[kind][0]))["items"]
+    items = (await page.api.get(_LISTED[kind][0]))["items"]
     named = _gpus(items) if kind == "gpu" else (f"{kind}:{each['name']}" for each in items)
     return [target for target, _ in zip(named, range(_MOST_OFFERED), strict=False)]
 

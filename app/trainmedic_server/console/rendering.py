@@ -31,7 +31,7 @@ SECURITY_HEADERS = {
 }
 _COMPRESSED_FROM = 600  # bytes; smaller pages gain nothing
 _FILTERS = (
-    *("span", "pairs", "plain", "day", "segment", "lines"),
+    *("span", "pairs", "plain", "day", "segment"),
     *("shell", "as_json", "status_mark", "safe_link", "without", "coded"),
     *("local_field", "loss", "breaks", "moment"),
 )
@@ -83,7 +83,6 @@ class Renderer:
             asset=lambda name: base.over(assets.url(name)),
             base=base.link,
             version=__version__,
-            share=formats.share,
             questions=questions,
             titled=self.titled,
             run_story=lambda run: run_story.story(run, _either(index_of, run.get("alert_labels"))),

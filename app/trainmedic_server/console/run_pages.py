@@ -55,7 +55,7 @@ async def runs(page: PageRequest) -> Response:
             raise
         wrong = problem.detail
     shown = {**chosen, **({"each": each} if each else {})}
-    books = await page.get("/playbooks", UNCOUNTED)
+    books = await page.api.get("/playbooks", UNCOUNTED)
     return await page.page(
         "runs.html",
         title="Runs",
@@ -77,12 +77,12 @@ async def runs(page: PageRequest) -> Response:
 
 
 async def run(page: PageRequest) -> Response:
-    shown = await page.get(f"/history/{page.parameters['run']}")
+    shown = await page.api.get(f"/history/{page.parameters['run']}")
     return await page.page(
         "run.html",
         title=page.renderer.titled(shown["playbook"], shown["target"]),
         live=f"run:{shown['run_id']}",
-        **await story(page.get_or, shown),
+        **await story(page.api.get_or, shown),
     )
 
 
@@ -102,7 +102,7 @@ async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def short_link(page: PageRequest) -> Response:
-    shown = await page.get(f"/history/{page.parameters['run']}")
+    shown = await page.api.get(f"/history/{page.parameters['run']}")
     return RedirectResponse(f"/runs/{shown['run_id']}", 303)
 
 

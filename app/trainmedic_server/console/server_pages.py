@@ -21,12 +21,12 @@ async def now(page: PageRequest) -> Response:
 
 async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -> Response:
     """`tested` is the outcome of a test message that the page's form sent."""
-    ready = await page.get("/ready")
-    pauses = await page.get_or({"items": []}, "/pauses")
-    sessions = await page.get_or(None, "/sessions")
-    books = await page.get("/playbooks", UNCOUNTED)
-    health = await page.get("/health")
-    channels = await page.get("/channels")
+    ready = await page.api.get("/ready")
+    pauses = await page.api.get_or({"items": []}, "/pauses")
+    sessions = await page.api.get_or(None, "/sessions")
+    books = await page.api.get("/playbooks", UNCOUNTED)
+    health = await page.api.get("/health")
+    channels = await page.api.get("/channels")
     return await page.page(
         "settings.html",
         title="Settings",
@@ -45,7 +45,7 @@ async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -
 async def report(page: PageRequest) -> Response:
     """``whole`` adds the slow report."""
     since = page.query.get("since", "7d")
-    document = await page.get("/report", {"since": since}) if "whole" in page.query else None
+    document = await page.api.get("/report", {"since": since}) if "whole" in page.query else None
     by_day = [
         pictures.Day(
             each["day"],
@@ -63,7 +63,7 @@ async def audit(page: PageRequest) -> Response:
     listed: Mapping[str, Any] = {"items": [], "next": None}
     wrong = ""
     try:
-        listed = await page.get("/audit", {**chosen, **before})
+        listed = await page.api.get("/audit", {**chosen, **before})
     except HttpProblem as problem:
         if problem.status != HTTPStatus.UNPROCESSABLE_ENTITY:
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from http import HTTPStatus
 from urllib.parse import parse_qsl, urlsplit
 
@@ -41,7 +40,7 @@ class SignIn:
 
     async def begin(self, request: Request) -> Response:
         refuse_other_sites(request)
-        form = await read_form(self._bodies, request)
+        form = dict(await read_fields(self._bodies, request, FORM_BYTES))
         onward = local_path(form.get("next"))
         token = self._auth.token_of(form.get("token", "").strip().encode())
         if token is None:
@@ -97,11 +96,7 @@ def local_path(text: str | None) -> str:
     return text
 
 
-async def read_form(bodies: BodyReader, request: Request, most_bytes: int = FORM_BYTES) -> Mapping[str, str]:
-    return dict(await read_fields(bodies, request, most_bytes))
-
-
-async def read_fields(bodies: BodyReader, request: Request, most_bytes: int = FORM_BYTES) -> list[tuple[str, str]]:
+async def read_fields(bodies: BodyReader, request: Request, most_bytes: int) -> list[tuple[str, str]]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HttpProblem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body must be a form.", closes=True)
     async with bodies.read(request, most_bytes) as raw:

@@ -8,7 +8,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from trainmedic_server.auth.auth import ANONYMOUS
 from trainmedic_server.console.gpu_indexes import GpuIndexes
 from trainmedic_server.console.inner_api import InnerApi
 from trainmedic_server.errors import TrainmedicError
@@ -60,11 +59,11 @@ class ServerStanding:
 
     async def _ask(self, time: float) -> StandingView:
         if time - self._ready_at > _READY_SECONDS:
-            self._ready = bool((await self._api.get(ANONYMOUS, "/ready"))["ready"])
+            self._ready = bool((await self._api.get("/ready"))["ready"])
             self._ready_at = time
             await self._gpus.refresh()
         try:
             seq = await self._last_seq()
-            return StandingView(seq, await self._api.get(ANONYMOUS, "/now"), self._ready)
+            return StandingView(seq, await self._api.get("/now"), self._ready)
         except TrainmedicError:  # of the store itself, or as an answer of the API
             return StandingView(0, None, False)

@@ -1,9 +1,8 @@
-"""FastAPI's router, with ASCII JSON as the default response. It refuses unknown query parameters."""
+"""FastAPI's router for routes that need a token, with ASCII JSON. It refuses unknown query parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from http import HTTPStatus
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,26 +10,61 @@ from fastapi.dependencies.models import Dependant
 from fastapi.dependencies.utils import get_parameterless_sub_dependant
 from fastapi.params import Depends
 from fastapi.routing import APIRoute
+from fastapi.types import DecoratedCallable
+from msgspec import Struct
+from pydantic import BaseModel
 
 from trainmedic_core.problems import cut, did_you_mean
+from trainmedic_server.auth.auth import Authenticator, requires
+from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.errors import PayloadError
 from trainmedic_server.http.ascii_json import AsciiJson
+from trainmedic_server.http.body import BodyReader
+from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.http.problems import responses
+from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.ports.outside import Clock
 
 _PROBLEMS_REPORTED = 20
 
 
+class RouteParts(Struct, frozen=True):
+    """What most routes use."""
+
+    auth: Authenticator
+    bodies: BodyReader
+    clock: Clock
+    limits: ServerLimits
+    reads: ReadTurns  # of the history
+
+
 class ApiRoutes(APIRouter):
-    def __init__(
-        self, tag: str, dependencies: Sequence[Depends] | None = None, *, takes_any_query: bool = False
-    ) -> None:
+    def __init__(self, tag: str, auth: Authenticator) -> None:
         super().__init__(
             tags=[tag],
-            dependencies=dependencies,
             default_response_class=AsciiJson,
-            route_class=APIRoute if takes_any_query else _StrictRoute,
-            responses=None if takes_any_query else responses(HTTPStatus.UNPROCESSABLE_ENTITY),
+            route_class=_StrictRoute,
+            responses=responses(401, 403, 422, 503),
         )
+        self.viewer = requires(auth, TokenRole.VIEWER)
+        self.operator = requires(auth, TokenRole.OPERATOR)
+        self.body_models: list[type[BaseModel]] = []  # FastAPI does not document them
+
+    def read(self, path: str, *refusals: int, **options: Any) -> Callable[[DecoratedCallable], DecoratedCallable]:
+        """Declare a GET for viewers. `refusals`: its further statuses."""
+        options["responses"] = {**options.get("responses", {}), **responses(*refusals)}
+        return self.get(path, dependencies=[Depends(self.viewer)], **options)
+
+    def act(
+        self, path: str, body: type[BaseModel], *refusals: int, **options: Any
+    ) -> Callable[[DecoratedCallable], DecoratedCallable]:
+        """Declare a POST. Its handler requires `operator`, then reads `body`, which may be absent."""
+        self.body_models.append(body)
+        schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+        is_required = any(field.is_required() for field in body.model_fields.values())
+        request = {"required": is_required, "content": {"application/json": {"schema": schema}}}
+        refused = responses(400, 408, 413, 415, *refusals)
+        return self.post(path, responses=refused, openapi_extra={"requestBody": request}, **options)
 
 
 class _StrictRoute(APIRoute):

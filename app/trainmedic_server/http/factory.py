@@ -2,47 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
-from pydantic import TypeAdapter
+from pydantic import BaseModel
 from starlette.datastructures import MutableHeaders
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmedic_core.plain_text import json_bytes
+from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 from trainmedic_server import __version__, errors, telemetry
 from trainmedic_server.api import (
+    alert_list,
     channels,
     explanations,
     findings,
     history,
     jobs,
     operations,
-    pauses,
     playbook_versions,
     received_events,
     reports,
     schemas,
-    starts,
     status,
     webhook,
 )
-from trainmedic_server.api.engine import AlertMapPort, CatalogPort, EnginePort, JobLivesPort, LogRulesPort
 from trainmedic_server.api.own_alerts import OwnAlerts
 from trainmedic_server.auth import audit, sessions
 from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
+from trainmedic_server.catalog.library import Library
 from trainmedic_server.console.app import ConsoleApp
 from trainmedic_server.console.build import console
 from trainmedic_server.domain.missing_channels import unset_channels
 from trainmedic_server.domain.topology import ClusterTopology, SlurmTopology
+from trainmedic_server.engine.job_watch import JobWatch
 from trainmedic_server.engine.runbooks import Runbooks
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.service_watch import ServiceState
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.http import problems
+from trainmedic_server.http.api_routes import RouteParts
 from trainmedic_server.http.ascii_json import AsciiJson
 from trainmedic_server.http.base_path import BasePath
 from trainmedic_server.http.body import BodyReader
@@ -51,7 +55,7 @@ from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.http.origin_check import OriginCheck
 from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.http.streaming import ClientStalled
-from trainmedic_server.live import log_lines, now
+from trainmedic_server.live import events, log_lines, now
 from trainmedic_server.live.event_feed import EventFeed
 from trainmedic_server.ports.outside import Clock, ClockWatch, CommandBus
 from trainmedic_server.ports.received_alerts import ReceivedAlerts
@@ -66,40 +70,22 @@ Errors are `application/problem+json` (RFC 9457). Unknown query parameters are r
 webhooks, events, probes and `/metrics`. A token is given as Bearer, or as the password of Basic with any user name;
 where no tokens are configured, none is asked for."""
 _WITHOUT_TOKEN = frozenset({"/health", "/ready", "/metrics"})
-# Models of errors and of bodies that our handlers read themselves. FastAPI does not document them.
-_UNKNOWN_TO_FASTAPI = (
-    problems.ProblemDetails,
-    schemas.AlertmanagerPayload,
-    operations.OrderBody,
-    operations.CloseBody,
-    operations.EndingBody,
-    operations.EndBody,
-    pauses.PauseBody,
-    pauses.ModeBody,
-    pauses.ResumeBody,
-    starts.StartBody,
-    starts.RetryBody,
-    playbook_versions.PlayBody,
-    channels.TestBody,
-    findings.KeepBody,
-    findings.ReleaseBody,
-)
 
 
 def create_app(
     *,
-    engine: EnginePort,
-    job_lives: JobLivesPort,
+    engine: Engine,
+    job_lives: JobWatch,
     runs: ReportHistory,
     report_compiler: ReportCompiler,
     alerts: ReceivedAlerts,
     now_api: now.NowApi,
     findings_api: findings.FindingsApi,
     lines: log_lines.LogLinesApi,
-    catalog: CatalogPort,
+    catalog: Library,
     texts: playbook_versions.PlaybookTextsApi,
     messaging: channels.ChannelsApi,
-    log_rules: LogRulesPort,
+    log_rules: LogRuleLibrary,
     bus: CommandBus,
     presences: SharedPresences,
     store: RunStore,
@@ -113,14 +99,11 @@ def create_app(
     services: Mapping[str, Callable[[], ServiceState]] = MappingProxyType({}),
     allowed_hosts: Collection[str] = (),
     redis_caveat: Callable[[], str] = str,
-    alert_map: AlertMapPort | None = None,
+    alert_map: AlertMapLibrary,
     runbooks: Runbooks = Runbooks(),
 ) -> FastAPI:
     """Return the API and the console. Without tokens, `allowed_hosts` are served too (`OriginCheck`)."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
-
-    def channel_warning() -> str:
-        return unset_channels((each.definition for each in catalog.all()), messaging.services)
 
     own = OwnAlerts(findings_api.history, findings_api.verdicts, runbooks)
     handle = webhook.endpoint(engine, own, auth, bodies, clock, metrics)
@@ -130,42 +113,44 @@ def create_app(
     webhook.declare(app.router, handle)
     reader = received_events.reader(alert_map)
     webhook.declare_events(app.router, webhook.endpoint(engine, own, auth, bodies, clock, metrics, reader))
-    for routes in (
-        *history.routers(runs, findings_api.history, now_api, auth, clock, limits, reads, report_compiler.has_metrics),
-        *explanations.routers(engine, catalog, alerts, auth, bodies, clock, limits, reads),
-        *findings_api.routers(auth, clock, bodies, reads, limits),
-        *sessions.routers(auth),
-        *audit.routers(runs, feed, auth, clock, limits, reads),
-        *operations.routers(
-            engine, job_lives, catalog, report_compiler, now_api, auth, bodies, reads, clock, alert_map
-        ),
-        playbook_versions.router(catalog, texts, auth, bodies, reads),
-        channels.router(messaging, auth, bodies),
-        *jobs.routers(bus, presences, cluster_topology, clock, auth),
-        lines.router(auth, clock, limits),
-        reports.router(report_compiler, auth, clock),
-        status.router(
-            engine,
-            store,
-            bus,
-            catalog,
-            log_rules,
-            clock,
-            clock_watch,
-            metrics,
-            limits,
-            redis_caveat,
-            channel_warning,
-            alert_map,
-            messaging.routes.caveat,
-            slurm_topology,
-            services,
-        ),
-    ):
+    parts = RouteParts(auth, bodies, clock, limits, reads)
+    readiness = status.Readiness(
+        engine,
+        store,
+        bus,
+        catalog,
+        log_rules,
+        alert_map,
+        clock,
+        clock_watch,
+        limits.check_seconds,
+        redis_caveat,
+        lambda: unset_channels((each.definition for each in catalog.all()), messaging.services),
+        messaging.routes.caveat,
+        slurm_topology,
+        services,
+    )
+    routers = (
+        history.router(runs, findings_api.history, now_api, parts, report_compiler.has_metrics),
+        now.router(now_api, parts),
+        alert_list.router(alerts, catalog, parts),
+        explanations.router(engine, catalog, parts),
+        *findings_api.routers(parts),
+        *([sessions.router(auth.sessions, parts)] if auth.sessions is not None else ()),
+        events.router(feed, parts),
+        audit.router(runs, parts),
+        *operations.routers(engine, job_lives, catalog, report_compiler, now_api, parts, alert_map),
+        playbook_versions.router(catalog, texts, parts),
+        channels.router(messaging, parts),
+        jobs.router(bus, presences, cluster_topology, parts),
+        lines.router(parts),
+        reports.router(report_compiler, parts),
+    )
+    for routes in (*routers, status.router(readiness, metrics)):
         app.router.routes.extend(routes.routes)  # `include_router` would build each route again
-    app.pages = console(app.answer, app.answers, feed, auth, base, bodies, clock, limits, metrics, presences)
+    app.pages = console(app.answer, app.answers, feed, parts, base, metrics, presences)
     app.add_middleware(_Boundary, metrics=metrics)
-    return _with_openapi(app, base)
+    return _with_openapi(app, base, [model for routes in routers for model in routes.body_models])
 
 
 class _Api(FastAPI):
@@ -255,11 +240,11 @@ class _Boundary:
                 await problems.ProblemResponse(problem, scope["path"])(scope, receive, send)
 
 
-def _with_openapi(app: FastAPI, base: BasePath) -> FastAPI:
+def _with_openapi(app: FastAPI, base: BasePath, bodies: Iterable[type[BaseModel]]) -> FastAPI:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            _complete(document)
+            _complete(document, bodies)
             if base.link:
                 document["servers"] = [{"url": base.link}]
             app.openapi_schema = document
@@ -282,11 +267,12 @@ def _with_openapi(app: FastAPI, base: BasePath) -> FastAPI:
     return app
 
 
-def _complete(document: dict[str, Any]) -> None:
+def _complete(document: dict[str, Any], bodies: Iterable[type[BaseModel]]) -> None:
     """Add tokens, errors, and bodies that our handlers read."""
     components = document["components"]["schemas"]
-    for model in _UNKNOWN_TO_FASTAPI:
-        schema = TypeAdapter(model).json_schema(ref_template="#/components/schemas/{model}")
+    models: list[type[BaseModel]] = [problems.ProblemDetails, schemas.AlertmanagerPayload, *bodies]
+    for model in models:
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         components.update(schema.pop("$defs", {}))
         components[model.__name__] = schema
     document["components"]["securitySchemes"] = {

@@ -134,6 +134,8 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
             return HttpProblem(HTTPStatus.FORBIDDEN, str(error))
         case errors.Conflict():
             return HttpProblem(HTTPStatus.CONFLICT, str(error))
+        case errors.LogQueryRefused():
+            return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         case errors.Saturated():
             return _retry_later("The server is overloaded.", error.retry_after)
         case errors.StoreSlow():
@@ -143,14 +145,10 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
             return _retry_later(f"The run store cannot be used: {error.reason}.", RETRY_SECONDS)
         case errors.StoreUnavailable():
             return _retry_later("The run store does not answer.", RETRY_SECONDS)
-        case errors.BusExplained():
+        case errors.BusExplained() | errors.LogsUnavailable():
             return _retry_later(f"{error}.", RETRY_SECONDS)
         case errors.BusUnavailable():
             return _retry_later("Redis does not answer.", RETRY_SECONDS)
-        case errors.LogsUnavailable():
-            return _retry_later(f"{error}.", RETRY_SECONDS)
-        case errors.LogQueryRefused():
-            return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         case _:
             return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error. See the server's log.")
 

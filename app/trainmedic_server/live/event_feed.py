@@ -37,6 +37,7 @@ class EventFeed:
         self._published = asyncio.Event()
         self._replays = asyncio.Semaphore(_REPLAYS)
         self.closed = False
+        self.is_down = False  # True if the store did not answer the last poll
 
     def join(self) -> None:
         """Add a listener. The poller runs until the last one leaves. Raises Saturated."""
@@ -96,9 +97,10 @@ class EventFeed:
                 if newest is None:
                     newest = self._ring_begins_after = await self._history.last_seq()
                 events = await self._history.events_after(newest, BATCH)
+                self.is_down = False
             except StoreUnavailable as error:
                 log.warning("cannot read events", error=str(error))
-                wait, events = _RETRY_SECONDS, []
+                wait, events, self.is_down = _RETRY_SECONDS, [], True
             except Exception:  # keep polling: open streams outlive a bug
                 self._metrics.loop_errors.labels("events").inc()
                 log.exception("cannot read events")

@@ -6,16 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
-from fastapi import Depends, Header, Query, Request, Response
+from fastapi import Header, Query, Request, Response
 
 from trainmedic_server.api import examples, views
-from trainmedic_server.auth.auth import Authenticator, requires
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import StoreUnavailable
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.limits import MIB, ServerLimits
-from trainmedic_server.http.problems import responses
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
+from trainmedic_server.http.limits import MIB
 from trainmedic_server.http.streaming import StreamedResponse, while_allowed
 from trainmedic_server.live.event_feed import EventFeed
 
@@ -27,11 +25,12 @@ _KEPT_BYTES = 2 * MIB  # of cached lines
 _EXAMPLE = f"id: {examples.EVENT['seq']}\nevent: {examples.EVENT['kind']}\ndata: {{…}}\n\n"
 
 
-def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> ApiRoutes:
-    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
+def router(feed: EventFeed, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("history", parts.auth)
+    auth, limits = parts.auth, parts.limits
     written = EventLines()
 
-    @routes.get(
+    @routes.read(
         "/events",
         summary="Live events",
         response_class=Response,
@@ -39,8 +38,7 @@ def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> ApiRou
             200: {
                 "description": "Server-sent events. `data` is an event as in `GET /history/{run_id}`.",
                 "content": {EVENT_STREAM: {"schema": {"type": "string"}, "example": _EXAMPLE}},
-            },
-            **responses(401, 403, 422, 503),
+            }
         },
     )
     async def events(

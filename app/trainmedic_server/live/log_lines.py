@@ -17,11 +17,10 @@ from trainmedic_core.plain_text import json_bytes
 from trainmedic_logs.domain.log_search import LONGEST_GREP, LogLevel, LogQuery
 from trainmedic_server.api.exports import NDJSON
 from trainmedic_server.api.times import TimeText, time_of
-from trainmedic_server.auth.auth import Authenticator, Principal, requires
+from trainmedic_server.auth.auth import Principal
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.errors import BusUnavailable, NotFound
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.http.problems import HttpProblem, responses
 from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.http.streaming import StreamedResponse, while_allowed
@@ -53,56 +52,59 @@ class LogLinesApi(Struct, frozen=True):
     source: LogSource
     job_locations: JobLocations
 
-    def router(self, auth: Authenticator, clock: Clock, limits: ServerLimits) -> ApiRoutes:
-        routes = ApiRoutes("logs")
-        viewer = requires(auth, TokenRole.VIEWER)
-        turns = ReadTurns(limits.log_searches, 0, "searches of logs")
+    def router(self, parts: RouteParts) -> ApiRoutes:
+        return _router(self.source, self.job_locations, parts)
 
-        @routes.get(
-            "/jobs/{job:path}/logs",
-            summary="The lines of a job's logs, oldest first",
-            response_class=Response,
-            # 404: an impossible name, or a job without known nodes.
-            responses={200: _ANSWER, **responses(401, 403, 404, 422, 429, 503)},
-        )
-        async def lines(
-            request: Request,
-            principal: Principal = Depends(viewer),
-            asked: LogQuery = Depends(_query(clock)),
-            limit: Annotated[
-                int, Query(ge=1, le=MOST_LINES, description="Most lines; ignored with `follow`.")
-            ] = USUAL_LINES,
-            follow: Annotated[bool, Query(description="Continue with new lines, as server-sent events.")] = False,
-        ) -> Response:
-            """Without `since`, lines of the last ten minutes; of an `attempt`, all that are retained."""
-            if asked.kernel and principal.jobs is not None:
-                raise HttpProblem(
-                    HTTPStatus.FORBIDDEN, "This token is limited to certain jobs, and kernel lines concern all."
-                )
-            _check(asked)
-            places = await self.job_locations.of(asked.job)
-            # If no SDK reports the job, only its files show its nodes.
-            is_search = asked.node is None and not places.nodes and bool(places.readers)
-            query = replace(asked, pods=places.pods, is_search=is_search)
-            nodes = places.readers if is_search else places.nodes
-            async with AsyncExitStack() as until_closed:
-                await until_closed.enter_async_context(turns.take())
-                batches = self.source.follow(query, nodes) if follow else self.source.search(query, nodes, limit)
-                if isinstance(batches, AsyncGenerator):
-                    until_closed.push_async_callback(batches.aclose)
-                try:
-                    first = await anext(batches, None)  # before the response starts, so that a failure becomes a 503
-                except NotFound as error:
-                    if places.is_whole:
-                        raise
-                    # Without the job's own report, its absence is not certain.
-                    raise BusUnavailable("cannot ask the job where it runs") from error
-                write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
-                pieces = _formatted(first, batches, write)
-                written = while_allowed(pieces, lambda: auth.allows(request, TokenRole.VIEWER))
-                return StreamedResponse(written, media_type, limits.stall_seconds, until_closed.pop_all().aclose)
 
-        return routes
+def _router(source: LogSource, job_locations: JobLocations, parts: RouteParts) -> ApiRoutes:
+    auth, limits = parts.auth, parts.limits
+    routes = ApiRoutes("logs", auth)
+    turns = ReadTurns(limits.log_searches, 0, "searches of logs")
+
+    @routes.get(
+        "/jobs/{job:path}/logs",
+        summary="The lines of a job's logs, oldest first",
+        response_class=Response,
+        # 404: an impossible name, or a job without known nodes.
+        responses={200: _ANSWER, **responses(404, 429)},
+    )
+    async def lines(
+        request: Request,
+        principal: Principal = Depends(routes.viewer),
+        asked: LogQuery = Depends(_query(parts.clock)),
+        limit: Annotated[
+            int, Query(ge=1, le=MOST_LINES, description="Most lines; ignored with `follow`.")
+        ] = USUAL_LINES,
+        follow: Annotated[bool, Query(description="Continue with new lines, as server-sent events.")] = False,
+    ) -> Response:
+        """Without `since`, lines of the last ten minutes; of an `attempt`, all that are retained."""
+        if asked.kernel and principal.jobs is not None:
+            raise HttpProblem(
+                HTTPStatus.FORBIDDEN, "This token is limited to certain jobs, and kernel lines concern all."
+            )
+        _check(asked)
+        places = await job_locations.of(asked.job)
+        # If no SDK reports the job, only its files show its nodes.
+        is_search = asked.node is None and not places.nodes and bool(places.readers)
+        query = replace(asked, pods=places.pods, is_search=is_search)
+        nodes = places.readers if is_search else places.nodes
+        async with AsyncExitStack() as until_closed:
+            await until_closed.enter_async_context(turns.take())
+            batches = source.follow(query, nodes) if follow else source.search(query, nodes, limit)
+            if isinstance(batches, AsyncGenerator):
+                until_closed.push_async_callback(batches.aclose)
+            try:
+                first = await anext(batches, None)  # before the response starts, so that a failure becomes a 503
+            except NotFound as error:
+                if places.is_whole:
+                    raise
+                # Without the job's own report, its absence is not certain.
+                raise BusUnavailable("cannot ask the job where it runs") from error
+            write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
+            written = while_allowed(_formatted(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))
+            return StreamedResponse(written, media_type, limits.stall_seconds, until_closed.pop_all().aclose)
+
+    return routes
 
 
 def _query(clock: Clock) -> Callable[..., LogQuery]:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
-from fastapi import Depends
 from pydantic import Field
 
 from trainmedic_server.api.approvals import ApprovalView, approvals
 from trainmedic_server.api.change_views import ChangeView, change_views
-from trainmedic_server.api.engine import EnginePort
 from trainmedic_server.api.view import View
 from trainmedic_server.api.views import NextView
-from trainmedic_server.auth.auth import Authenticator, requires
-from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain import changes
 from trainmedic_server.domain.alert import AlertRecord, decisive
 from trainmedic_server.domain.changes import Change
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Controls, Decision, OperatorOrder, Run, Status
-from trainmedic_server.http.api_routes import ApiRoutes
-from trainmedic_server.http.problems import responses
-from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.engine.service import Engine
+from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.store import History, HistoryFilter
@@ -123,7 +117,7 @@ class NowApi:
         self,
         present: Present,
         history: History,
-        engine: EnginePort,
+        engine: Engine,
         clock: Clock,
         external_url: str = "",
         notifications: str = "",
@@ -206,16 +200,16 @@ class NowApi:
         return sorted(lost, key=lambda each: each.since, reverse=True)
 
 
-def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
-    routes = ApiRoutes("status", [Depends(requires(auth, TokenRole.VIEWER))])
+def router(now: NowApi, parts: RouteParts) -> ApiRoutes:
+    routes = ApiRoutes("status", parts.auth)
 
-    @routes.get("/now", summary="Current state", response_model=NowView, responses=responses(401, 403, 503))
+    @routes.read("/now", summary="Current state")
     async def how_things_stand() -> NowView:
         """Pending approvals, failed runs, active changes and their end, open runs, lost agents and jobs.
 
         Lists have the newest 500 open runs and 500 with a pending undo; `counts` includes all.
         """
-        async with reads.take():
+        async with parts.reads.take():
             return await now.view()
 
     return routes
@@ -223,11 +217,10 @@ def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
 
 def pauses_of(controls: Controls, now: datetime) -> list[PauseLine]:
     return [
-        PauseLine(
+        PauseLine.of(
+            pause,
             scope=f"{pause.scope}{', observe only' if pause.observe else ''}",
-            by=pause.by,
             since=_in_force_since(pause, now),
-            note=pause.note,
             until=pause.until(now),
         )
         for pause in controls.pauses
@@ -244,23 +237,12 @@ def breaker_of(controls: Controls) -> BreakerView:
     return BreakerView(open=controls.breaker_open, since=controls.breaker_opened_at, reason=controls.breaker_reason)
 
 
-def _members_of(run: Run) -> dict[str, Any]:  # of `_RunView`
-    return {"run_id": run.id, "playbook": run.playbook, "target": run.target_key, "alert_name": run.alert_name}
-
-
 def _running(run: Run, upcoming: NextView | None) -> RunningView:
-    return RunningView(
-        **_members_of(run),
-        status=run.status,
-        waiting_on=run.waiting_on,
-        since=run.created_at,
-        message=run.message,
-        next=upcoming,
-    )
+    return RunningView.of(run, run_id=run.id, target=run.target_key, since=run.created_at, next=upcoming)
 
 
 def _failed(run: Run) -> FailedView:
-    return FailedView(**_members_of(run), ended_at=run.ended_at, message=run.message)
+    return FailedView.of(run, run_id=run.id, target=run.target_key)
 
 
 def _pending_changes(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> Iterator[Change]:

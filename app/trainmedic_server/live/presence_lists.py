@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -12,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import Query
 from msgspec import Struct
 
-from trainmedic_server.api.query_types import Names, wrong_cursor
+from trainmedic_server.api.query_types import Names, cursor_checked
 from trainmedic_server.domain import contradictions
 from trainmedic_server.domain.contradictions import Contradictions
 from trainmedic_server.domain.topology import AgentTopology, ranks_in
@@ -100,8 +99,6 @@ def _encoded(name: str) -> str:
 
 
 def _decoded(cursor: str) -> str:
-    try:
+    with cursor_checked():
         raw = base64.b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         return raw.decode("utf-8", "surrogatepass")
-    except (ValueError, binascii.Error):
-        raise wrong_cursor() from None

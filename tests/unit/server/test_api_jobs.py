@@ -6,9 +6,8 @@ from typing import Any
 
 from tests.support.api_world import World
 from tests.support.clocks import START
-from trainmedic_server.api.jobs import JobDirectory, JobView
+from trainmedic_server.api.jobs import JobDirectory, JobView, members_of
 from trainmedic_server.domain.topology import AgentTopology, ClusterTopology, Pod
-from trainmedic_server.live.presences import members_of
 from trainmedic_server.ports.outside import Presence
 
 A, B = "GPU-aaaa0000-0000-0000-0000-000000000000", "GPU-bbbb0000-0000-0000-0000-000000000000"

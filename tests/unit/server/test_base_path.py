@@ -13,7 +13,7 @@ from tests.unit.server.test_standby import asked
 from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.browser_sessions import Sessions
 from trainmedic_server.auth.tokens import Token, TokenRole
-from trainmedic_server.console.routes import OPEN_ROUTES, ROUTES
+from trainmedic_server.console.build import ROUTES
 from trainmedic_server.http.base_path import OWN_NAMES, BasePath
 
 URL = "https://ops.example.org/tools/medic"
@@ -66,7 +66,7 @@ def test_a_base_that_is_called_like_a_page_hides_none(path: str, expected: str) 
 def test_the_names_of_our_own_paths_are_all_known() -> None:
     """Of the API and of the console."""
     served = {route.path for route in World().app.router.routes}  # type: ignore[attr-defined]
-    served |= {route.pattern.pattern for route in (*ROUTES, *OPEN_ROUTES)}
+    served |= {route.pattern.pattern for route in ROUTES}
     first = {re.split(r"[/.{(]", path.lstrip("/"))[0] for path in served}
     assert first - {""} | {"static", "console", "login", "logout"} == OWN_NAMES
 

@@ -24,7 +24,6 @@ from tests.support.clocks import START
 from tests.support.memory_api import MemoryBook
 from trainmedic_core.cli.exits import Unreachable
 from trainmedic_server import errors
-from trainmedic_server.auth.auth import Principal
 from trainmedic_server.cli.history import history
 from trainmedic_server.console.assets import Assets
 from trainmedic_server.console.formats import coded, linked_runs
@@ -504,9 +503,12 @@ async def test_a_store_that_does_not_respond_is_stated_on_the_page() -> None:
         raise errors.StoreUnavailable("away")
 
     world.history.last_seq = away  # type: ignore[method-assign]
+    world.history.away = True
     async with world.client() as client:
         page = await client.get("/", headers=HTML)
+        failed = await client.get("/runs", headers=HTML)
     assert (page.status_code, "The run store is not responding." in page.text) == (200, True)
+    assert (failed.status_code, "data-again" in failed.text) == (503, True)  # `console.js` loads it again
 
 
 async def test_a_request_that_is_cut_off_makes_no_old_state_new() -> None:
@@ -517,7 +519,7 @@ async def test_a_request_that_is_cut_off_makes_no_old_state_new() -> None:
     class Api:
         reads = 0
 
-        async def get(self, principal: Principal, path: str) -> Mapping[str, Any]:
+        async def get(self, path: str) -> Mapping[str, Any]:
             await answered.wait()
             self.reads += path == "/now"
             return {"ready": True, "reads": self.reads}

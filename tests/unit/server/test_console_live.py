@@ -13,8 +13,10 @@ from trainmedic_server.console import live as console_live
 from trainmedic_server.console.fragments import Fragments
 from trainmedic_server.console.live import LiveBoard
 from trainmedic_server.console.standing import StandingView
+from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import Saturated, StoreUnavailable
 from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.live import event_feed
 from trainmedic_server.live.event_feed import EventFeed
 from trainmedic_server.telemetry import Metrics
 
@@ -170,7 +172,8 @@ async def test_a_page_that_leaves_while_the_store_is_slow_takes_no_place() -> No
 
 async def test_a_page_that_joined_while_the_store_failed_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader begins once the store responds, after events that nobody rendered."""
-    monkeypatch.setattr(console_live, "_RETRY_SECONDS", 0.01)
+    for module in (console_live, event_feed):
+        monkeypatch.setattr(module, "_RETRY_SECONDS", 0.01)
     pages, history, _ = board()
     last_seq, topics = history.last_seq, frozenset({"head"})
 
@@ -186,12 +189,43 @@ async def test_a_page_that_joined_while_the_store_failed_looks_again(monkeypatch
     await asyncio.sleep(0)
     history.last_seq = last_seq  # type: ignore[method-assign]
     line = await waiting
-    for _ in range(3):
-        if line == b": still here\n\n":
+    async with asyncio.timeout(60):
+        while line == b": still here\n\n":
             line = await told(viewer)
     assert line == b"id: 1\nevent: reload\ndata: {}\n\n"
     await viewer.aclose()
     await pages.leave(topics)
+
+
+async def test_a_page_made_in_an_outage_looks_again_once_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have been listening for long. An earlier look would find the outage again, and then stay so."""
+    for module in (console_live, event_feed):
+        monkeypatch.setattr(module, "_RETRY_SECONDS", 0.01)
+    pages, history, _ = board()
+    history.append("started", "a")
+    events_after, topics = history.events_after, frozenset({"head"})
+    await pages.join(topics)
+
+    async def fails(*_: object) -> list[Event]:
+        raise StoreUnavailable("away")
+
+    history.events_after = fails  # type: ignore[method-assign,assignment]
+    async with asyncio.timeout(60):
+        while not pages._feed.is_down:
+            await asyncio.sleep(0.01)
+    await pages.join(topics)
+    viewer = pages.lines(0, topics)
+    await told(viewer)
+    for _ in range(3):
+        assert await told(viewer) == b": still here\n\n"
+    history.events_after = events_after  # type: ignore[method-assign]
+    async with asyncio.timeout(60):
+        while (line := await told(viewer)) == b": still here\n\n":
+            pass
+    assert line == b"id: 1\nevent: reload\ndata: {}\n\n"
+    await viewer.aclose()
+    for _ in range(2):
+        await pages.leave(topics)
 
 
 async def test_a_page_that_reads_too_slowly_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ function listen() {
   on("runs", rows);
   on("now", (pieces) => { if ($("#now")) put("now", pieces.now); else look(); });
   on("run", (pieces) => put("story", pieces.story));
-  on("reload", () => look());
+  on("reload", () => $("[data-again]") ? location.reload() : look());
 }
 /** Check that the page may still be seen, and listen again after the last received event. */
 async function again() {
