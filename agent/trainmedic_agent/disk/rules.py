@@ -14,7 +14,6 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from trainmedic.errors import ConfigurationError
 from trainmedic_agent import mapping_reader, size
 from trainmedic_agent.disk.access_times import AccessTimes
 from trainmedic_agent.disk.globs import Glob
@@ -103,36 +102,27 @@ class CleaningPolicy(Struct, frozen=True):
     """None for no limit."""
 
 
-class CleaningInvalid(ConfigurationError):
-    def __init__(self, faults: tuple[FieldFault, ...]) -> None:
-        super().__init__("; ".join(map(str, faults)))
-        self.faults = faults
-
-
-def read_cleaning(section: object) -> CleaningPolicy:
-    """Parse the part, empty for None. Raises CleaningInvalid."""
-    reader = MappingReader(("cleaning",), section if section is not None else {})
-    reader.refuse_unknown_keys(CleaningPolicy.__struct_fields__)
+def read_cleaning(raw: object, faults: list[FieldFault]) -> CleaningPolicy:
+    """Parse the part, empty for None. After a fault, appended to `faults`, the result must not be used."""
+    section = raw if raw is not None else {}
+    reader = MappingReader(("cleaning",), section, CleaningPolicy.__struct_fields__, faults)
     sections: Mapping[Any, Any] = reader.optional("rules", mapping_reader.mapping, {})
-    cleaning = CleaningPolicy(
+    return CleaningPolicy(
         rules={name: _rule(reader, name, raw) for name, raw in sections.items()},
         owners=frozenset(reader.each("owners", _owner)),
         max_files=reader.optional("max_files", mapping_reader.whole(1, _LARGEST_MAX_FILES), DEFAULT_MAX_FILES),
         max_bytes=reader.optional("max_bytes", size.parse, None),
     )
-    if reader.faults:
-        raise CleaningInvalid(tuple(reader.faults))
-    return cleaning
 
 
 def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
     faults_before = len(parent.faults)
-    reader = MappingReader(("cleaning", "rules", str(name)), raw, parent.faults)
+    keys = tuple(key for key in CleaningRule.__struct_fields__ if key != "name")
+    reader = MappingReader(("cleaning", "rules", str(name)), raw, keys, parent.faults)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         reader.fault(
             (), "a rule's name has letters, digits, and '-', '_', '.' between them; at most 128; quote a number"
         )
-    reader.refuse_unknown_keys(tuple(key for key in CleaningRule.__struct_fields__ if key != "name"))
     rule = CleaningRule(
         name=str(name),
         roots=reader.each("roots", _root, required=True),

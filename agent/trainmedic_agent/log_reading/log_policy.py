@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct
 
@@ -74,14 +72,13 @@ class LogsPolicy(Struct, frozen=True):
         return any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.pods)
 
 
-def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
+def read_logs(raw: object, faults: list[FieldFault]) -> LogsPolicy:
     """Parse the part. After an appended fault the result must not be used."""
-    reader = MappingReader(("logs",), section if section is not None else {}, faults)
-    reader.refuse_unknown_keys(LogsPolicy.__struct_fields__)
+    reader = MappingReader(("logs",), raw if raw is not None else {}, LogsPolicy.__struct_fields__, faults)
     return LogsPolicy(
         roots=reader.each("roots", _directory),
         paths=reader.each("paths", _directory),
-        files=_files(reader, section),
+        files=tuple(_file(reader, index, entry) for index, entry in enumerate(reader.listed("files"))),
         slurm=reader.each("slurm", _pattern),
         pods=reader.each("pods", _namespace),
         kernel=reader.optional("kernel", _kernel, None),
@@ -95,21 +92,13 @@ def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
         max_job_findings=reader.optional(
             "max_job_findings", mapping_reader.whole(10, 1_000_000), DEFAULT_MAX_JOB_FINDINGS
         ),
-        ship=read_ship(reader, section),
+        ship=reader.optional("ship", lambda ship: read_ship(reader, ship), None),
     )
-
-
-def _files(parent: MappingReader, section: object) -> tuple[FilesOfSource, ...]:
-    raw = section.get("files") if isinstance(section, Mapping) else None
-    entries: list[Any] = list(raw) if isinstance(raw, list | tuple) else [raw] if raw is not None else []
-    return tuple(_file(parent, index, entry) for index, entry in enumerate(entries))
 
 
 def _file(parent: MappingReader, index: int, raw: object) -> FilesOfSource:
-    reader = MappingReader(
-        (*parent.path, "files", index), {"path": raw} if isinstance(raw, str) else raw, parent.faults
-    )
-    reader.refuse_unknown_keys(FilesOfSource.__struct_fields__)
+    entry = {"path": raw} if isinstance(raw, str) else raw
+    reader = MappingReader((*parent.path, "files", index), entry, FilesOfSource.__struct_fields__, parent.faults)
     pattern = reader.required("path", _pattern, PathPattern("", "", ()))
     return FilesOfSource(pattern, reader.optional("source", _source, "training"))
 
