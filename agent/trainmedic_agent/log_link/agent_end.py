@@ -239,7 +239,7 @@ class AgentEnd:
                 self._stopping.wait(1.0)
             except Exception:  # thread boundary: a broken link must not prevent the next
                 log.exception("link to the log reader continues after an unexpected error")
-                self._counters.loop_error("log-link")
+                self._counters.loop_errors.add("log-link")
                 self._stopping.wait(1.0)
 
     def _serve(self, stream: FrameStream, peer: Peer) -> None:
@@ -299,8 +299,8 @@ class AgentEnd:
         for loop, count in pong.loop_errors.items():
             if loop not in self._loop_errors and len(self._loop_errors) >= _MOST_LOOPS:
                 continue
-            for _ in range(min(count - self._loop_errors.get(loop, 0), _MOST_LOOP_ERRORS)):
-                self._counters.loop_error(loop)
+            if (fresh := count - self._loop_errors.get(loop, 0)) > 0:
+                self._counters.loop_errors.add(loop, min(fresh, _MOST_LOOP_ERRORS))
             self._loop_errors[loop] = count
 
     def _log_event(self, event: str, reason: str) -> None:

@@ -171,7 +171,7 @@ class LogReader:
                 wait = run()
             except Exception:  # thread boundary: one log's error must not stop the others
                 log.exception("reading logs continues after an unexpected error", extra={"loop": name})
-                self._context.counters.loop_error(name)
+                self._context.counters.loop_errors.add(name)
                 wait = _PAUSE_AFTER_ERROR
             self._began.pop(name)
             if wait > 0:
@@ -201,7 +201,7 @@ class LogReader:
         if self._arrivals is not None and not self._stopping.is_set():
             self._arrivals.record_scan(scan.files, began_at, self._context.now())
         for _ in range(scan.errors):
-            self._context.counters.loop_error("log-scan")
+            self._context.counters.loop_errors.add("log-scan")
         if not self._stopping.is_set():
             for user in (*users, self._dumps):
                 user.take_scan(scan)
@@ -240,7 +240,7 @@ class LogReader:
             self._kept[self._kernel.key] = {"place": self._kernel.place_json(), "stream": {}}
             self._kernel.reader.close()
             self._kernel = None
-        self._context.counters.loop_error("log-kernel")
+        self._context.counters.loop_errors.add("log-kernel")
         if problem != self._kernel_problem:  # it is tried again every second
             log.error("cannot read the kernel's log", extra={"reason": problem})
         self._kernel_problem = problem

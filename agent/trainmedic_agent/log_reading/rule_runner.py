@@ -117,7 +117,7 @@ class RuleRunner:
                         continue
                     self._queue_update(finding, owner=source.stream.owner)
                     if not finding.is_over:
-                        self._counters.add_finding(finding.rule)
+                        self._counters.findings.add(finding.rule)
                         self._await_excerpt(source.stream, finding, line.place)
                 # These are reported only once they have lasted, but their excerpts must be taken now.
                 for finding in tracker.begun:

@@ -114,7 +114,7 @@ class ShippedFile:
         self.maker.set_origin(self.origin)
 
     def end(self, now: datetime) -> None:
-        self._counters.add_lost_bytes(LostReason.DELETED, self.file.size - self._unread_place())
+        self._counters.lost_bytes.add(LostReason.DELETED, max(self.file.size - self._unread_place(), 0))
         self.file.close()
         self._positions.forget(self.key)
 
@@ -150,7 +150,7 @@ class ShippedFile:
             self._left_out = self.file.left_out
             # One read drops at most two pieces of overlong lines; skipping ahead drops far more.
             is_long_line = left_out < SIZES.piece * 2
-            self._counters.add_lost_bytes(LostReason.TOO_LARGE if is_long_line else LostReason.BEHIND, left_out)
+            self._counters.lost_bytes.add(LostReason.TOO_LARGE if is_long_line else LostReason.BEHIND, left_out)
             if self._raw:
                 return True
         return False
@@ -174,7 +174,7 @@ class ShippedFile:
 
     def _restart(self, now: datetime) -> None:
         """Unread lines are lost."""
-        self._counters.add_lost_bytes(LostReason.TRUNCATED, self.file.size - self.file.offset)
+        self._counters.lost_bytes.add(LostReason.TRUNCATED, max(self.file.size - self.file.offset, 0))
         self._keep(self.file.take_unfinished_line())
         self._turn, self._is_turn_begun = self._turn + 1, False
         self._arrivals.forget()

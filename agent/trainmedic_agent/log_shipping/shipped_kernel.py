@@ -78,7 +78,7 @@ class ShippedKernel:
 
     def _read(self) -> bool:
         placed = self.reader.read()
-        self._counters.add_lost_lines(LostReason.OVERWRITTEN, self.reader.lost - self._lost)
+        self._counters.lost_lines.add(LostReason.OVERWRITTEN, self.reader.lost - self._lost)
         self._lost = self.reader.lost
         is_live = self._all_read_at is not None and (self._now - self._all_read_at).total_seconds() < _LIVE_SECONDS
         if is_live:

@@ -148,7 +148,7 @@ class LogShipping:
                     wait = self.round()
                 except Exception:  # thread boundary: one log's error must not stop the others
                     log.exception("shipping logs continues after an unexpected error")
-                    self._context.counters.loop_error("log-ship")
+                    self._context.counters.loop_errors.add("log-ship")
                     wait = _PAUSE_AFTER_ERROR
                 self._stopping.wait(wait)
             self.store_positions()
@@ -236,7 +236,7 @@ class LogShipping:
             self._count_lines(entries, answer)
         lost = Counter(entry.lost for _, entry in piece if entry.lost is not None)
         for reason, count in lost.items():
-            self.counters.add_lost_lines(reason, count)
+            self.counters.lost_lines.add(reason, count)
         for source, _ in piece:
             self._batch.popleft()
             source.confirm_oldest()
@@ -275,11 +275,12 @@ class LogShipping:
         if answer.outcome is Outcome.REFUSED:
             lost = {LostReason.TOO_LARGE if answer.reason == "too_large" else LostReason.REFUSED: len(entries)}
         for reason, count in lost.items():
-            self.counters.add_lost_lines(reason, count)
+            self.counters.lost_lines.add(reason, count)
         if lost and self._log_limit.lets_through():
             log.warning("log store rejected lines", extra={"answer": answer.text})
         # The answer names no lines: assume the oldest.
-        self.counters.add_shipped(Counter(entry.source for entry in entries[sum(lost.values()) :]))
+        for source, count in Counter(entry.source for entry in entries[sum(lost.values()) :]).items():
+            self.counters.lines.add(source, count)
 
     def _recovered(self) -> None:
         self._most_bytes, self._pause, self._refusals = min(self._most_bytes * 2, MOST_BYTES), _FIRST_PAUSE, 0
@@ -288,7 +289,7 @@ class LogShipping:
             self.counters.problem = ""
 
     def _failed(self, answer: Answer) -> None:
-        self.counters.add_failure(answer.reason)
+        self.counters.failures.add(answer.reason)
         problem = f"{answer.reason}: {answer.text}"
         # Log each new reason, also soon after another, but not each answer.
         if _NUMBER.sub("", problem) != _NUMBER.sub("", self.counters.problem):

@@ -124,7 +124,7 @@ class LogReading:
         )
 
     def loop_errors(self) -> Mapping[str, int]:
-        return self._context.counters.loop_errors()
+        return self._context.counters.loop_errors.all()
 
     def metrics(self) -> list[LogMetric]:
         families = list(log_metrics.families(self._reader.counters, self._reader.runner.near_misses))

@@ -259,8 +259,8 @@ def test_a_flood_is_sampled_and_counted_and_other_files_have_their_turn(tmp_path
     write(logs / "quiet.log", 1)
     reading.step()
     assert reading.marks() == ["1"]
-    assert reading.counters.all_lines() == {"training": 100_001}
-    assert reading.counters.all_lines_left_out()["training"] == pytest.approx(99_000 * 0.99, abs=50)
+    assert reading.counters.lines.all() == {"training": 100_001}
+    assert reading.counters.lines_left_out.all()["training"] == pytest.approx(99_000 * 0.99, abs=50)
     reading.kill()
 
 
@@ -434,7 +434,7 @@ def test_reading_waits_for_a_disk_that_takes_nothing(
     write(logs / "a.log", 4)
     reading.step()
     assert (reading.updates(), reading.counters.problem) == ([], "the disk is full")
-    assert reading.counters.all_lines() == {"training": 3}
+    assert reading.counters.lines.all() == {"training": 3}
     monkeypatch.setattr(reading.store, "commit", commit)
     reading.runner.store_due()
     reading.step()
