@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_agent.log_reading.line_budget import LineBudget, LinesOfJobs
+from trainmedic_agent.log_reading.job_budgets import LineBudget, LinesOfJobs
 from trainmedic_agent.log_reading.log_counters import LogCounters
 from trainmedic_agent.log_reading.log_files import FilePosition, GrowingFile
 from trainmedic_agent.log_reading.rule_runner import RuleRunner

@@ -16,23 +16,19 @@ from msgspec.structs import replace
 from trainmedic_agent.log_opening.node_files import NodeFiles
 from trainmedic_agent.log_reading import kernel_log, pstore
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_agent.log_reading.directory_names import DirectoryNames
-from trainmedic_agent.log_reading.discovery import Discovery, Scan
+from trainmedic_agent.log_reading.discovery import Discovery, Scan, SharedScan
 from trainmedic_agent.log_reading.dumps import DumpReading, ReadDumps
 from trainmedic_agent.log_reading.files import FileFollowing
-from trainmedic_agent.log_reading.finding_budget import FindingsOfJobs
 from trainmedic_agent.log_reading.finding_sender import FindingPort, FindingSender
 from trainmedic_agent.log_reading.followed_file import FollowedFile, followed_by
+from trainmedic_agent.log_reading.job_budgets import FindingsOfJobs, LinesOfJobs
 from trainmedic_agent.log_reading.kernel_log import KernelStream
-from trainmedic_agent.log_reading.line_budget import LinesOfJobs
 from trainmedic_agent.log_reading.log_counters import LogCounters
 from trainmedic_agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_agent.log_reading.log_store import LogStore, NodeBoot
 from trainmedic_agent.log_reading.reading_context import ReadingContext
-from trainmedic_agent.log_reading.rule_runner import RuleRunner
-from trainmedic_agent.log_reading.rules_in_force import RulesInForce
+from trainmedic_agent.log_reading.rule_runner import RuleRunner, RulesInForce
 from trainmedic_agent.log_reading.scan_units import FileKey
-from trainmedic_agent.log_reading.shared_scan import SharedScan
 from trainmedic_logs.domain.finding import Origin
 
 log = logging.getLogger(__name__)
@@ -90,15 +86,13 @@ class LogReader:
         self._store = LogStore(context.database, boot, self.counters)
         cuts = self.counters.cuts
         of_jobs = FindingsOfJobs(policy.max_job_findings, cuts)
-        self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now, of_jobs=of_jobs)
+        self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now, of_jobs)
         self.rules = RulesInForce(self._store, self.runner)
         self._kept = self._store.positions()  # by log: an earlier process's; the kernel's is renewed after an error
         self._way = kernel_log.choose_reading(policy.kernel, kmsg) if policy.kernel is not None else None
         kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
         self.scans = SharedScan()
-        self._discovery = Discovery(
-            policy, context.node, kernel_file=kernel_file, cuts=cuts, files=files, names=DirectoryNames()
-        )
+        self._discovery = Discovery(policy, context.node, kernel_file=kernel_file, cuts=cuts, files=files)
         self._following = FileFollowing(
             self.runner,
             followed_by(

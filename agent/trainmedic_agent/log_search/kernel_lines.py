@@ -35,9 +35,6 @@ class KernelLines(WantedLines):
             self._lines += more
         self.go_to(places.get(KERNEL, FilePlace()))
 
-    def close(self) -> None:
-        """Do nothing: all was read at the start."""
-
     def go_to(self, place: FilePlace) -> None:
         self.line_place = place
         self.clock.before = place.at

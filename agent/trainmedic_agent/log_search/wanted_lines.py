@@ -5,7 +5,6 @@ Secrets are masked first, so that no query can find them.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from abc import ABC, abstractmethod
@@ -90,9 +89,6 @@ class WantedLines(ABC):
 
     @abstractmethod
     def go_to(self, place: FilePlace) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
 
     @abstractmethod
     def _queue_lines(self) -> bool:
@@ -212,11 +208,37 @@ class WantedLines(ABC):
 
 
 class LinesOfFile(WantedLines):
+    """Lines of a file, which the caller opens and closes."""
+
     _fd: int
     _cutter: LineCutter
+    is_whole: bool  # True if a last line without line feed is complete
 
-    def close(self) -> None:
-        os.close(self._fd)
+    @property
+    @abstractmethod
+    def _has_unread(self) -> bool:
+        """Whether there is more to read."""
+
+    @abstractmethod
+    def _next_piece(self) -> bytes:
+        """Read on at the cutter. Raises OSError."""
+
+    def _queue_lines(self) -> bool:
+        read = len(self._waiting)
+        while len(self._waiting) == read:
+            if self._budget.is_spent:
+                self.has_more = self._has_unread
+                return False
+            piece = self._next_piece()
+            self._budget.take(len(piece))
+            if piece:
+                self._waiting.extend(self._preselected(self._cutter.feed(piece)))
+            elif self.is_whole and self._cutter.has_unfinished_line:
+                self._waiting.extend(self._cutter.take_unfinished_line())
+            else:
+                self.has_more = False
+                return False
+        return True
 
     def go_to(self, place: FilePlace) -> None:
         self.line_place = place

@@ -22,7 +22,6 @@ from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_agent.log_reading.log_reader import LogReader, ShipsLines
 from trainmedic_agent.log_reading.log_store import NodeBoot
 from trainmedic_agent.log_reading.reading_context import ReadingContext
-from trainmedic_agent.log_search.search_pages import SearchPages
 from trainmedic_agent.log_search.searcher import LogSearcher
 from trainmedic_agent.log_shipping.ship_counters import ShipCounters
 from trainmedic_agent.log_shipping.store_access import StoreAccess
@@ -94,8 +93,7 @@ class LogReading:
             shipping=self._shipping,
         )
         self._reader.counters.takes_rights = takes_rights
-        searcher = LogSearcher(policy, context.node, self._reader.scans, arrivals=arrivals, files=files)
-        self._searches = SearchPages(searcher)
+        self._searcher = LogSearcher(policy, context.node, self._reader.scans.scan, arrivals=arrivals, files=files)
 
     def start(self) -> None:
         """Raises JournalUnavailable."""
@@ -108,7 +106,7 @@ class LogReading:
         self._reader.rules.take(at, raw)
 
     def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> Sequence[str]:
-        return self._searches.page(params, is_stopping)
+        return self._searcher.packed_page(params, is_stopping)
 
     def status(self) -> ReaderStatus:
         counters, way = self._reader.counters, self._reader.kernel_way
