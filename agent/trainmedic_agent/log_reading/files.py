@@ -27,7 +27,6 @@ from trainmedic_agent.log_reading.cut_record import CutRecord
 from trainmedic_agent.log_reading.discovery import Scan
 from trainmedic_agent.log_reading.followed_file import KnownFile, known_file, microseconds
 from trainmedic_agent.log_reading.log_files import FARTHEST_BEHIND, LARGEST_READ, FilePosition, GrowingFile, ReadSizes
-from trainmedic_agent.log_reading.log_policy import DEFAULT_MAX_JOB_FILES
 from trainmedic_agent.log_reading.scan_units import FileKey, FoundFile
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
@@ -131,10 +130,10 @@ class FileFollowing(Generic[FollowedT]):
         counters: FileCounts,
         *,
         max_files: int,
+        max_job_files: int,
         now: Callable[[], datetime],
         monotonic: Callable[[], float] = time.monotonic,
         sizes: ReadSizes = ReadSizes(),
-        max_job_files: int = DEFAULT_MAX_JOB_FILES,
         cuts: CutRecord | None = None,
         files: NodeFiles = OwnFiles(),
     ) -> None:
@@ -313,7 +312,7 @@ class FileFollowing(Generic[FollowedT]):
             self._unopened[key] = UnreadReason.FORBIDDEN
             return None
         except OSError as error:  # else vanished or replaced
-            if error.errno == errno.EMFILE:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # this process's limit, or the node's
                 self._unopened[key] = UnreadReason.TOO_MANY
             return None
         if chosen.is_of_first_scan and key not in self._known:

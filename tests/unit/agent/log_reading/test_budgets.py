@@ -416,6 +416,7 @@ class Opening:
             OpenFile,
             self.counters,
             max_files=1000,
+            max_job_files=500,
             now=lambda: datetime.now(UTC),
             monotonic=self.clock,
             files=SlowFiles(self.clock),

@@ -507,12 +507,13 @@ def test_a_file_whose_origin_cannot_change_keeps_no_other_from_being_opened(
     assert reading.marks() == ["1", "2"]
 
 
-def test_files_beyond_the_limit_of_open_files_are_counted(tmp_path: Path, logs: Path) -> None:
-    """They are not gone."""
+@pytest.mark.parametrize("limit", [errno.EMFILE, errno.ENFILE])
+def test_files_beyond_the_limit_of_open_files_are_counted(limit: int, tmp_path: Path, logs: Path) -> None:
+    """They are not gone, whether the limit is the process's or the node's."""
 
     class Full(OwnFiles):
         def open(self, path: str, named_by: NamedBy | None = None) -> int:
-            raise OSError(errno.EMFILE, "Too many open files", path)
+            raise OSError(limit, "Too many open files", path)
 
     reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/*.log"]), opened_by=Full())
     write(logs / "a.log", 1)
