@@ -7,11 +7,14 @@ command and its own records define, not relative to the state it finds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from trainmedic.wire.envelope import Command
+
+_REPLY_MARGIN = timedelta(seconds=5)  # for the reply; less for short commands
 
 
 def _never() -> bool:
@@ -25,6 +28,12 @@ class AcceptedCommand(Struct, frozen=True):
     resumed: bool = False  # an earlier process may have begun it
     is_stopping: Callable[[], bool] = _never  # a long-running executor then raises `CommandInterrupted`
     is_withdrawn: Callable[[], bool] = _never  # see `SupportsWithdrawal`
+
+    @property
+    def deadline(self) -> datetime:
+        """End of the execution, so early that the reply arrives before the command expires."""
+        lifetime = self.command.expires_at - self.command.issued_at
+        return self.command.expires_at - min(_REPLY_MARGIN, lifetime / 10)
 
     @property
     def is_over(self) -> bool:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from urllib.parse import parse_qs, urlsplit
 
 from msgspec import Struct
@@ -24,7 +25,7 @@ from trainmedic_agent.counters import AgentCounters
 from trainmedic_agent.errors import GpuError, GpuStuck
 from trainmedic_agent.gpu_record import GpuRecord
 from trainmedic_agent.metric_family import by_label, counter, gauge
-from trainmedic_agent.metrics_server import MetricsRequestHandler, MetricsServer
+from trainmedic_agent.metrics_server import MetricsServer
 from trainmedic_agent.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
 from trainmedic_agent.power.caps import GpuPowerState
 
@@ -172,7 +173,7 @@ class Exporter:
         registry.register(collector)
         ProcessCollector(registry=registry)
         try:
-            self._server = MetricsServer(host, port, _handler_of(registry))
+            self._server = MetricsServer(host, port, partial(_page, registry))
         except OSError as error:
             raise ConfigurationError(
                 f"cannot serve metrics on {host}, port {port}: {error.strerror or error}. Is another exporter "
@@ -202,15 +203,11 @@ class _Named(Collector):
                 yield family
 
 
-def _handler_of(registry: CollectorRegistry) -> type[MetricsRequestHandler]:
-    class Handler(MetricsRequestHandler):
-        def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
-            names = parse_qs(urlsplit(path).query).get("name[]")
-            shown: Collector = _Named(registry, frozenset(names)) if names else registry
-            encode, content_type = choose_encoder(accept)
-            content: bytes = encode(shown)
-            if "gzip" not in accept_encoding:
-                return {"Content-Type": content_type}, content
-            return {"Content-Type": content_type, "Content-Encoding": "gzip"}, gzip.compress(content)
-
-    return Handler
+def _page(registry: CollectorRegistry, path: str, accept: str, accept_encoding: str) -> tuple[Mapping[str, str], bytes]:
+    names = parse_qs(urlsplit(path).query).get("name[]")
+    shown: Collector = _Named(registry, frozenset(names)) if names else registry
+    encode, content_type = choose_encoder(accept)
+    content: bytes = encode(shown)
+    if "gzip" not in accept_encoding:
+        return {"Content-Type": content_type}, content
+    return {"Content-Type": content_type, "Content-Encoding": "gzip"}, gzip.compress(content)

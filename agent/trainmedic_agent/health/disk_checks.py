@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainmedic_agent.disk.mounts import mounts_of
 from trainmedic_agent.facts import host
 from trainmedic_agent.health.checks import CheckResults, HealthCheck, HealthValue, HealthVerdict, ValueKind
 from trainmedic_agent.health.sysfs import NodeRoots, UnknownIfUnread, entries, number, pcie_checks, text
@@ -65,12 +66,9 @@ def _add_error_count(results: CheckResults, part: str, count: int | None) -> Non
 
 def _local_mounts(proc: Path) -> Iterator[tuple[str, bool]]:
     """Yield each local file system's first mount point, and whether the file system, not the mount, is writable."""
-    seen: set[str] = set()
-    mounts = (proc / "self" / "mountinfo").read_bytes().decode(errors="backslashreplace")  # to be stored as text
-    for line in mounts.rstrip("\n").split("\n"):
-        of_mount, _, of_filesystem = line.partition(" - ")  # see proc_pid_mountinfo(5)
-        _, _, device, _, point, *_ = of_mount.split(" ")
-        kind, _, options = of_filesystem.split(" ", 2)
-        if kind in host.ON_DISK and device not in seen and not point.startswith(_POD_MOUNTS):
-            seen.add(device)
-            yield host.unescaped(point), "ro" not in options.split(",")
+    seen: set[bytes] = set()
+    for mount in mounts_of(proc / "self"):
+        point = mount.point.decode(errors="backslashreplace")  # to be stored as text
+        if mount.filesystem in host.ON_DISK and mount.device not in seen and not point.startswith(_POD_MOUNTS):
+            seen.add(mount.device)
+            yield point, b"ro" not in mount.filesystem_options

@@ -4,10 +4,11 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from trainmedic_agent.database import AgentDatabase
 from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.log_shipping.entries import ShippedLines
 
 log = logging.getLogger(__name__)
 
@@ -15,17 +16,6 @@ _TABLES = (
     "CREATE TABLE ship_positions (stream TEXT PRIMARY KEY, at REAL NOT NULL, position TEXT NOT NULL) WITHOUT ROWID",
 )
 _BEGUN = ""  # key of a row without position, which remains when all positions are forgotten
-
-
-class ShippedSource(Protocol):
-    @property
-    def key(self) -> str: ...
-
-    def place_json(self) -> Mapping[str, Any]:
-        """As `ReadStream.place_json`."""
-        ...
-
-    def state(self) -> Mapping[str, Any]: ...
 
 
 class ShipPositions:
@@ -54,7 +44,7 @@ class ShipPositions:
     def store_if_overdue(self) -> None:
         """Do nothing: nothing is urgent."""
 
-    def store(self, sources: Iterable[ShippedSource], now: datetime) -> None:
+    def store(self, sources: Iterable[ShippedLines], now: datetime) -> None:
         """Store changes in one transaction. After a failure, a restart ships more lines again."""
         texts: dict[str, str] = {}
         for source in sources:
