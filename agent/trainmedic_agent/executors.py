@@ -6,13 +6,14 @@ command and its own records define, not relative to the state it finds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from trainmedic.wire.envelope import Command
+from trainmedic_agent.errors import CommandRejected
 
 _REPLY_MARGIN = timedelta(seconds=5)  # for the reply; less for short commands
 
@@ -39,6 +40,16 @@ class AcceptedCommand(Struct, frozen=True):
     def is_over(self) -> bool:
         """True if the executor must stop, because the command was withdrawn or the agent stops."""
         return self.is_withdrawn() or self.is_stopping()
+
+
+def refuse_unknown_parameters(command: Command, known: Sequence[str]) -> None:
+    """Raises CommandRejected."""
+    if unknown := [name for name in command.params if name not in known]:
+        raise CommandRejected(f"{command.action} does not know {listed(unknown)}; it takes {listed(known)}")
+
+
+def listed(names: Sequence[object]) -> str:
+    return ", ".join(repr(name)[:130] for name in names[:20])
 
 
 class Executor(Protocol):

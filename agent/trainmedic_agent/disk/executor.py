@@ -5,7 +5,7 @@ After a resumption, the output counts only later deletions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -14,7 +14,7 @@ from trainmedic_agent.disk import throttle
 from trainmedic_agent.disk.cleaner import Cleaner, CleaningRequest
 from trainmedic_agent.disk.mounts import NamedFilesystem
 from trainmedic_agent.errors import CommandRejected
-from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.executors import AcceptedCommand, listed, refuse_unknown_parameters
 
 _PARAMETERS = ("rules", "until_free_percent", "dry_run", "filesystems")
 _MAX_RULES = _MAX_FILESYSTEMS = 100
@@ -37,7 +37,7 @@ class DiskCleanExecutor(Struct):
         if not output["filesystems"] and output["stopped"] is None:
             reasons = [reason for rule in output["rules"].values() for reason in rule.get("refused_roots", {}).values()]
             raise CommandRejected(
-                f"no root of {_listed(request.rules)} can be cleaned: {'; '.join(dict.fromkeys(reasons))}"
+                f"no root of {listed(request.rules)} can be cleaned: {'; '.join(dict.fromkeys(reasons))}"
             )
         return {**output, "resumed": accepted.resumed}
 
@@ -46,9 +46,7 @@ class DiskCleanExecutor(Struct):
         if command.undo_of is not None:
             raise CommandRejected("disk.clean has no undo: deleted files cannot be restored")
         params = command.params
-        unknown = [name for name in params if name not in _PARAMETERS]
-        if unknown:
-            raise CommandRejected(f"disk.clean does not know {_listed(unknown)}; it takes {_listed(_PARAMETERS)}")
+        refuse_unknown_parameters(command, _PARAMETERS)
         return CleaningRequest(
             rules=self._rules(params.get("rules")),
             deadline=accepted.deadline.timestamp(),
@@ -64,8 +62,8 @@ class DiskCleanExecutor(Struct):
         rules = self.cleaner.cleaning.rules
         missing = [name for name in names if name not in rules]
         if missing:
-            existing = f"it has {_listed(sorted(rules))}" if rules else "it has none"
-            raise CommandRejected(f"the agent's policy has no cleaning rule {_listed(missing)}; {existing}")
+            existing = f"it has {listed(sorted(rules))}" if rules else "it has none"
+            raise CommandRejected(f"the agent's policy has no cleaning rule {listed(missing)}; {existing}")
         return names
 
 
@@ -97,7 +95,3 @@ def _flag(raw: object) -> bool:
     if isinstance(raw, bool):
         return raw
     raise CommandRejected("dry_run must be true or false")
-
-
-def _listed(names: Sequence[object]) -> str:
-    return ", ".join(repr(name)[:130] for name in names[:20])

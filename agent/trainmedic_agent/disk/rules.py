@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from trainmedic_agent import mapping_reader, size
+from trainmedic_agent import mapping_reader
 from trainmedic_agent.disk.access_times import AccessTimes
 from trainmedic_agent.disk.globs import Glob
 from trainmedic_agent.mapping_reader import FieldFault, MappingReader
@@ -27,6 +27,10 @@ DEFAULT_MAX_FILES = 100_000
 _LARGEST_MAX_FILES = 10_000_000
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,126}[A-Za-z0-9])?")
+_DECIMAL = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "P": 1000**5}
+_BINARY = {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "Ti": 1024**4, "Pi": 1024**5}
+_SIZES = {f"{prefix}B": size for prefix, size in {**_DECIMAL, "K": 1000, **_BINARY}.items()}
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([A-Za-z]*)")
 _SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 _MEMORY_BACKED = ("/dev/shm", "/run/user")  # noqa: S108
 _TOO_HIGH = ("/", "/home", "/mnt", "/opt", "/root", "/srv", "/var", "/var/lib", "/var/spool")
@@ -111,7 +115,7 @@ def read_cleaning(raw: object, faults: list[FieldFault]) -> CleaningPolicy:
         rules={name: _rule(reader, name, raw) for name, raw in sections.items()},
         owners=frozenset(reader.each("owners", _owner)),
         max_files=reader.optional("max_files", mapping_reader.whole(1, _LARGEST_MAX_FILES), DEFAULT_MAX_FILES),
-        max_bytes=reader.optional("max_bytes", size.parse, None),
+        max_bytes=reader.optional("max_bytes", _bytes, None),
     )
 
 
@@ -133,12 +137,12 @@ def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
         do=reader.optional("do", mapping_reader.one_of(CleaningOperation), CleaningOperation.DELETE),
         age_by=reader.optional("age_by", mapping_reader.one_of(AgeBy), AgeBy.USED),
         keep_newest=reader.optional("keep_newest", mapping_reader.whole(0, MAX_KEEP_NEWEST), 0),
-        min_size=reader.optional("min_size", size.parse, None),
-        max_size=reader.optional("max_size", size.parse, None),
+        min_size=reader.optional("min_size", _bytes, None),
+        max_size=reader.optional("max_size", _bytes, None),
         when_free_below=reader.optional("when_free_below", mapping_reader.percent, None),
         max_files=reader.optional("max_files", mapping_reader.whole(1, _LARGEST_MAX_FILES), None),
-        max_bytes=reader.optional("max_bytes", size.parse, None),
-        keep_tail=reader.optional("keep_tail", size.parse, None),
+        max_bytes=reader.optional("max_bytes", _bytes, None),
+        keep_tail=reader.optional("keep_tail", _bytes, None),
     )
     if len(reader.faults) == faults_before:
         _check_together(reader, rule)
@@ -169,6 +173,16 @@ def _check_together(reader: MappingReader, rule: CleaningRule) -> None:
         for other in rule.roots[:index]:
             if _is_within(root, other) or _is_within(other, root):
                 reader.fault(("roots", index), f"{root} and {other} are nested; name only the outer one")
+
+
+def _bytes(value: object) -> int:
+    """Return the bytes of a number, or of text with a unit: ``kB`` is 1000, ``KiB`` 1024. Raises ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    written = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if written is None or (written[2] or "B") not in _SIZES:
+        raise ValueError(f"{value!r} is not a size; write bytes, or a number with its unit: 200MB, 1.5GiB")
+    return round(float(written[1]) * _SIZES[written[2] or "B"])
 
 
 def _glob(raw: object) -> Glob:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic_agent.counters import AgentCounters
@@ -52,14 +52,6 @@ STARTING = "the log reader process of this node has not connected yet"
 AWAY = "the log reader process of this node does not answer; restarting it"
 
 
-class FindingOutlet(Protocol):
-    """See `FindingRelay`."""
-
-    def offer(self, batch: FindingBatch, generation: int) -> bool:
-        """Return False if Redis does not have all of the previous batch."""
-        ...
-
-
 class AgentEnd:
     def __init__(
         self,
@@ -68,7 +60,7 @@ class AgentEnd:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._socket = socket
-        self.findings: FindingOutlet | None = None
+        self.offer: Callable[[FindingBatch, int], bool] | None = None  # see `FindingRelay`
         self._counters = counters
         self._monotonic = monotonic
         self._changed = threading.Condition()
@@ -273,7 +265,7 @@ class AgentEnd:
     def _handle(self, message: ReaderMessage) -> None:
         """Raises FrameFault."""
         if isinstance(message, FindingBatch):
-            if self.findings is None or not self.findings.offer(message, self.generation):
+            if self.offer is None or not self.offer(message, self.generation):
                 raise FrameFault("findings arrived before earlier ones were acknowledged")
             return
         with self._changed:

@@ -23,12 +23,11 @@ from trainmedic_agent.log_reading.discovery import Scan
 from trainmedic_agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_agent.log_search import packed_lines
 from trainmedic_agent.log_search.file_lines import FileLines
-from trainmedic_agent.log_search.kernel_lines import KernelLines
 from trainmedic_agent.log_search.line_clock import BEGINNING
 from trainmedic_agent.log_search.line_filter import LineFilter, unknown_of_file
 from trainmedic_agent.log_search.packed_lines import PackedLines
 from trainmedic_agent.log_search.rotations import OlderPart, Rotations
-from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
+from trainmedic_agent.log_search.wanted_lines import FilePlace, KernelLines, ReadBudget, WantedLines
 from trainmedic_logs.domain import log_pages
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_search import FoundLine, LeftOut, LogQuery, read_time, written

@@ -50,7 +50,7 @@ def linked_reading(
         link.send,
         lambda: context.now().timestamp(),
     )
-    link.findings = relay
+    link.offer = relay.offer
     boot = NodeBoot(context.node, boot_id(), context.now() - timedelta(seconds=since_boot()))
     news = ReaderNews(
         link,
