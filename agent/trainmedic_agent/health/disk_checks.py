@@ -8,7 +8,7 @@ from pathlib import Path
 from trainmedic_agent.disk.mounts import mounts_of
 from trainmedic_agent.facts import host
 from trainmedic_agent.health.checks import CheckResults, HealthCheck, HealthValue, HealthVerdict, ValueKind
-from trainmedic_agent.health.sysfs import NodeRoots, UnknownIfUnread, entries, number, pcie_checks, text
+from trainmedic_agent.health.sysfs import NodeRoots, entries, number, pcie_checks, text, unknown_if_unread
 
 _HEALTHY_STATES = frozenset({"running", "live"})
 _FAILED_STATES = frozenset(
@@ -21,18 +21,18 @@ _POD_MOUNTS = ("/var/lib/kubelet/", "/run/")  # mount points that come and go wi
 
 def disk_checks(roots: NodeRoots) -> CheckResults:
     results = CheckResults()
-    with UnknownIfUnread(results, "disk", ""):
+    with unknown_if_unread(results, "disk", ""):
         for disk in entries(roots.sys / "block"):
             if not disk.name.startswith(_VIRTUAL):
-                with UnknownIfUnread(results, "disk", disk.name):
+                with unknown_if_unread(results, "disk", disk.name):
                     _add_disk(disk, results)
-    with UnknownIfUnread(results, "filesystem", ""):
+    with unknown_if_unread(results, "filesystem", ""):
         for filesystem in entries(roots.sys / "fs" / "ext4"):
-            with UnknownIfUnread(results, "filesystem", filesystem.name):
+            with unknown_if_unread(results, "filesystem", filesystem.name):
                 _add_error_count(results, filesystem.name, number(filesystem / "errors_count"))
         for volume in entries(roots.sys / "fs" / "btrfs"):
             for device in entries(volume / "devinfo"):
-                with UnknownIfUnread(results, "filesystem", volume.name):
+                with unknown_if_unread(results, "filesystem", volume.name):
                     counts = (text(device / "error_stats") or "").split()[1::2]  # lines of name and count
                     _add_error_count(results, f"{volume.name}/{device.name}", sum(map(int, counts)) if counts else None)
         for mount, is_writable in _local_mounts(roots.proc):

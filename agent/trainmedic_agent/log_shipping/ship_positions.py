@@ -27,16 +27,13 @@ class ShipPositions:
         """Raises JournalUnavailable."""
         journal.install("log_shipping", [_TABLES])
         self._journal = journal
-        self._stored = self._rows()
+        self._stored: dict[str, str] = dict(journal.rows("SELECT stream, position FROM ship_positions"))
         self._forgotten: set[str] = set()
         self.is_first = not self._stored
         self.has_new_file = False  # True if `store` should be called soon
 
     def stored(self) -> Mapping[str, Any]:
         return {key: json.loads(text) for key, text in self._stored.items()}
-
-    def add_file(self) -> None:
-        self.has_new_file = True
 
     def forget(self, key: str) -> None:
         self._forgotten.add(key)
@@ -69,6 +66,3 @@ class ShipPositions:
             return
         self._stored = {key: text for key, text in {**self._stored, **changed}.items() if key not in gone}
         self._forgotten.clear()
-
-    def _rows(self) -> dict[str, str]:
-        return dict(self._journal.rows("SELECT stream, position FROM ship_positions"))

@@ -72,7 +72,7 @@ class ShippedFile(ShippedLines):
         return max(self.file.size - (self.file.offset if oldest is None else oldest), 0)
 
     def begin(self) -> None:
-        self._positions.add_file()
+        self._positions.has_new_file = True
 
     def poll(self, now: datetime, monotonic: float) -> bool:
         if not self.file.look():

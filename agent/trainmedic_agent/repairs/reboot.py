@@ -54,7 +54,7 @@ class RebootExecutor(Struct, frozen=True):
                     "agent's journal has no beginning of it; it is not restarted again",
                     {"may_be_done": True},
                 )
-            if not _has_time(time):
+            if time.left() <= _DELAY_SECONDS:
                 raise CommandRejected(
                     f"{time.left():.0f} s are left, and the node restarts {_DELAY_SECONDS} s after the request; give "
                     "the step a longer timeout"
@@ -143,7 +143,3 @@ def _may_be_of(begun_at: datetime, schedule: str) -> bool:
         due is not None and -_CLOCK_ERROR <= due - expected <= timedelta(seconds=_PROGRAM_SECONDS) + _CLOCK_ERROR
     )
     return is_in_time and "MODE=reboot" in schedule.split()
-
-
-def _has_time(time: RepairTime) -> bool:
-    return time.left() > _DELAY_SECONDS
