@@ -123,7 +123,7 @@ class EntryMaker:
     def _unique_nanosecond(self, at: datetime) -> int:
         exact = (at - _EPOCH) // timedelta(microseconds=1) * 1000 + self._file_offset
         is_same = self._last - _MILLISECOND < exact <= self._last
-        # A time that comes again after an earlier one continues where it was.
+        # A time that comes again after an earlier one continues where it was, though not after a kill.
         self._last = max(self._last + 1 if is_same else exact, self._used.pop(exact, 0) + 1)
         self._used[exact] = self._last
         if len(self._used) > _MOST_TIMES:
