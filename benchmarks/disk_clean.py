@@ -36,7 +36,7 @@ def sleep(seconds):
         time.sleep(0.02)
     held += time.monotonic() - began
 rule = {"roots": [sys.argv[1]], "globs": ["**"], "min_age": "1d", "age_by": "modified"}
-cleaning = read_cleaning({"rules": {"tmp": rule}, "max_files": 10_000_000})
+cleaning = read_cleaning({"rules": {"tmp": rule}, "max_files": 10_000_000}, [])
 def resident():
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from tests.support.search_in_process import searcher_of
 from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic_agent.journal import Journal
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_agent.log_reading.log_policy import LogsPolicy
-from trainmedic_agent.log_search.searcher import LogSearcher
 from trainmedic_logs.domain.log_search import LogQuery
 
 HOURS = 24
@@ -52,11 +52,11 @@ def measure(directory: Path, job: str, megabytes: int) -> None:
         ended = write(log, megabytes, arrivals, has_times=job == TIMED)
         arrivals.store_due(0.0)
         policy = LogsPolicy(roots=(str(directory / "logs"),))
-        search = LogSearcher(policy, "n1", arrivals=arrivals, zone=UTC)
+        search = searcher_of(policy, "n1", arrivals=arrivals, zone=UTC)
         query = LogQuery(job, ended - timedelta(minutes=1))
         count = len(search.page(query, {}).lines)
         searching = best(lambda: search.page(query, {}))
-        cold = best(lambda: LogSearcher(policy, "n1", arrivals=arrivals, zone=UTC).page(query, {}))
+        cold = best(lambda: searcher_of(policy, "n1", arrivals=arrivals, zone=UTC).page(query, {}))
     reading = best(lambda: read(log))
     size = log.stat().st_size / 1e6
     log.unlink()

@@ -85,10 +85,10 @@ class CommandRunner:
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None:
         self._replies.refuse(received.command.id, reason, received.entry)
-        self._context.counters.command("", envelope.REJECTED)
+        self._context.counters.commands.add(("", envelope.REJECTED))
 
     def note_unreadable(self) -> None:
-        self._context.counters.command("", "unreadable")
+        self._context.counters.commands.add(("", "unreadable"))
 
     def connected(self, client: redis.Redis) -> None:
         return  # the journal has the agent's state
@@ -120,7 +120,8 @@ class CommandRunner:
         command = received.command
         self._replies.answer(command.id, outcome, received.entry)
         # The sender chooses the action's name; only known actions get a series.
-        self._context.counters.command(command.action if command.action in self._executors else "", outcome.status)
+        action = command.action if command.action in self._executors else ""
+        self._context.counters.commands.add((action, outcome.status))
 
     def _refusal(self, command: envelope.Command) -> CommandDecision | None:
         if command.action not in self._executors:
@@ -207,7 +208,7 @@ class CommandRunner:
             return ended(envelope.FAILED, str(error))
         except Exception as error:  # boundary: an executor's bug fails its command, not its queue
             log.exception("command failed unexpectedly", extra=command_fields(command))
-            self._context.counters.loop_error(executor.queue)
+            self._context.counters.loop_errors.add(executor.queue)
             if self._only_reads(command):
                 return ended(envelope.FAILED, described(error))
             return _doubtful(envelope.FAILED, f"{described(error)}; it may have had an effect")
@@ -222,7 +223,7 @@ class CommandRunner:
             executor.abandon(accepted)
         except Exception:  # the command is still answered; an operator must check its remains
             log.exception("cannot undo partial effects of command", extra=command_fields(accepted.command))
-            self._context.counters.loop_error(executor.queue)
+            self._context.counters.loop_errors.add(executor.queue)
             return False
         return True
 
@@ -266,7 +267,7 @@ class CommandRunner:
             self._withdrawn.discard(command.id)
         if self._only_reads(command):
             self._replies.send_reading(command.id, outcome)
-            self._context.counters.command(command.action, outcome.status)
+            self._context.counters.commands.add((command.action, outcome.status))
             return
         try:
             self._journal.record_outcome(command.id, outcome)
@@ -276,7 +277,7 @@ class CommandRunner:
             with self._lock:
                 self._unwritten[command.id] = outcome
         self._replies.send_outcome(command.id, outcome)
-        self._context.counters.command(command.action, outcome.status)
+        self._context.counters.commands.add((command.action, outcome.status))
         log.info("command answered", extra=command_fields(command, status=outcome.status))
 
 

@@ -1,45 +1,35 @@
-"""The agent's own counters, for the exporter. Thread-safe."""
+"""The agent's own counters, for the exporter."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Counts(Generic[Key]):
+    """Numbers by key. Thread-safe."""
+
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
+        """`keys` begin at 0, so that Prometheus sees the first count as an increase."""
+        self._lock = threading.Lock()
+        self._counts: Counter[Key] = Counter(dict.fromkeys(keys, 0))
+
+    def add(self, key: Key, count: int = 1) -> None:
+        with self._lock:
+            self._counts[key] += count
+
+    def all(self) -> dict[Key, int]:
+        with self._lock:
+            return dict(self._counts)
 
 
 class AgentCounters:
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._commands: Counter[tuple[str, str]] = Counter()
-        self._loop_errors: Counter[str] = Counter()
-        self._late_scrapes = 0
-        self._redis_answered_at: float | None = None
-
-    def command(self, action: str, status: str) -> None:
-        with self._lock:
-            self._commands[action, status] += 1
-
-    def loop_error(self, loop: str) -> None:
-        with self._lock:
-            self._loop_errors[loop] += 1
-
-    def late_scrape(self) -> None:
-        with self._lock:
-            self._late_scrapes += 1
-
-    def late_scrapes(self) -> int:  # scrapes answered without GPUs, see `AgentCollector`
-        return self._late_scrapes
-
-    def redis_answered(self, at: float) -> None:
-        self._redis_answered_at = at
-
-    def redis_answered_at(self) -> float | None:
-        """Return the Unix time of Redis's last answer; None before the first."""
-        return self._redis_answered_at
-
-    def commands(self) -> dict[tuple[str, str], int]:
-        with self._lock:
-            return dict(self._commands)
-
-    def loop_errors(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._loop_errors)
+        self.commands: Counts[tuple[str, str]] = Counts()  # by action and status
+        self.loop_errors: Counts[str] = Counts()
+        self.scrapes = Counts(["late"])  # late: answered without GPUs, see `AgentCollector`
+        self.redis_answered_at: float | None = None  # Unix time of Redis's last answer

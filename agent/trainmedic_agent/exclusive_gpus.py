@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from trainmedic.errors import ConfigurationError
 from trainmedic_agent import privileges
+from trainmedic_agent.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
 from trainmedic_agent.errors import GpuTaken
 from trainmedic_agent.ports import gpus
 from trainmedic_core.gpu_names import normal_uuid
@@ -22,26 +23,22 @@ from trainmedic_core.machine_locks import NameLock, holder_of
 T = TypeVar("T")
 
 
-class ExclusiveGpus:
-    def __init__(self, inner: gpus.Gpus) -> None:
-        self._inner = inner
+class ExclusiveGpus(TimeLimitedGpus):
+    def __init__(self, inner: gpus.Gpus, calls: TimeLimitedCalls) -> None:
+        super().__init__(inner, calls)
         self._lock = threading.Lock()
         self._held: dict[str, NameLock] = {}
 
-    @property
-    def openings(self) -> int:
-        return self._inner.openings
-
     def claim(self) -> None:
         """Take all listed GPUs. Raises ConfigurationError if another agent holds one."""
-        listed = self._inner.inventory().gpus
+        listed = super().inventory().gpus
         refusals = [reason for info in listed if (reason := self._take(info.uuid))]
         if refusals:
             raise ConfigurationError("\n".join(refusals))
 
     def inventory(self) -> gpus.Inventory:
         """Return the GPUs that no other agent has; the others are among the problems."""
-        inventory = self._inner.inventory()
+        inventory = super().inventory()
         refusals = {info.uuid: self._take(info.uuid) for info in inventory.gpus}
         free = tuple(info for info in inventory.gpus if refusals[info.uuid] is None)
         taken = tuple(reason for reason in refusals.values() if reason is not None)
@@ -49,38 +46,23 @@ class ExclusiveGpus:
 
     def find(self, name: str) -> gpus.GpuInfo:
         """Raises GpuTaken."""
-        info = self._inner.find(name)
+        info = super().find(name)
         self._require(info.uuid)
         return info
-
-    def power(self, uuid: str) -> gpus.PowerLimits:
-        return self._inner.power(uuid)
 
     def set_power_limit(self, uuid: str, milliwatts: int) -> None:
         """Raises GpuTaken."""
         self._require(uuid)
-        self._inner.set_power_limit(uuid, milliwatts)
-
-    def processes(self, uuid: str) -> tuple[int, ...]:
-        return self._inner.processes(uuid)
-
-    def read(self, uuid: str) -> gpus.GpuReading:
-        return self._inner.read(uuid)
-
-    def links(self, uuid: str) -> gpus.GpuLinks:
-        return self._inner.links(uuid)
+        super().set_power_limit(uuid, milliwatts)
 
     def while_closed(self, uuids: Sequence[str], act: Callable[[], T]) -> T:
         """Raises GpuTaken."""
         for uuid in uuids:
             self._require(uuid)
-        return self._inner.while_closed(uuids, act)
-
-    def xids(self) -> Mapping[str, Mapping[int, int]]:
-        return self._inner.xids()
+        return super().while_closed(uuids, act)
 
     def close(self) -> None:
-        self._inner.close()
+        super().close()
         with self._lock:
             while self._held:
                 self._held.popitem()[1].release()

@@ -6,12 +6,16 @@ command and its own records define, not relative to the state it finds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from trainmedic.wire.envelope import Command
+from trainmedic_agent.errors import CommandRejected
+
+_REPLY_MARGIN = timedelta(seconds=5)  # for the reply; less for short commands
 
 
 def _never() -> bool:
@@ -27,9 +31,25 @@ class AcceptedCommand(Struct, frozen=True):
     is_withdrawn: Callable[[], bool] = _never  # see `SupportsWithdrawal`
 
     @property
+    def deadline(self) -> datetime:
+        """End of the execution, so early that the reply arrives before the command expires."""
+        lifetime = self.command.expires_at - self.command.issued_at
+        return self.command.expires_at - min(_REPLY_MARGIN, lifetime / 10)
+
+    @property
     def is_over(self) -> bool:
         """True if the executor must stop, because the command was withdrawn or the agent stops."""
         return self.is_withdrawn() or self.is_stopping()
+
+
+def refuse_unknown_parameters(command: Command, known: Sequence[str]) -> None:
+    """Raises CommandRejected."""
+    if unknown := [name for name in command.params if name not in known]:
+        raise CommandRejected(f"{command.action} does not know {listed(unknown)}; it takes {listed(known)}")
+
+
+def listed(names: Sequence[object]) -> str:
+    return ", ".join(repr(name)[:130] for name in names[:20])
 
 
 class Executor(Protocol):

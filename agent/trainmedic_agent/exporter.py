@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from urllib.parse import parse_qs, urlsplit
 
 from msgspec import Struct
@@ -23,7 +24,8 @@ from trainmedic_agent import gpu_metrics
 from trainmedic_agent.counters import AgentCounters
 from trainmedic_agent.errors import GpuError, GpuStuck
 from trainmedic_agent.gpu_record import GpuRecord
-from trainmedic_agent.metrics_server import MetricsRequestHandler, MetricsServer
+from trainmedic_agent.metric_family import by_label, counter, gauge
+from trainmedic_agent.metrics_server import MetricsServer
 from trainmedic_agent.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
 from trainmedic_agent.power.caps import GpuPowerState
 
@@ -78,7 +80,7 @@ class AgentCollector(Collector):
     def _refresh(self) -> _Seen | None:
         # None if another scrape's reading takes too long.
         if not self._lock.acquire(timeout=_WAIT_SECONDS):
-            self._counters.late_scrape()
+            self._counters.scrapes.add("late")
             return None
         try:
             if self._monotonic() - self._read_at < _REUSED_SECONDS:
@@ -105,47 +107,41 @@ class AgentCollector(Collector):
     def _agent(self, driver: str | None) -> Iterator[Metric]:
         agent_labels = {**self._agent_labels, "driver": driver or ""}
         yield InfoMetricFamily("trainmedic_agent", "Identity of the agent, and the driver version.", agent_labels)
-        answered_at = self._counters.redis_answered_at()
+        answered_at = self._counters.redis_answered_at
         connected = answered_at is not None and self._now() - answered_at < _CONNECTED_SECONDS
         yield GaugeMetricFamily(
             "trainmedic_agent_redis_connected", "1 while Redis accepts its messages.", int(connected)
         )
-        commands = CounterMetricFamily("trainmedic_agent_commands", "Answered commands.", labels=["action", "status"])
-        for (action, status), count in sorted(self._counters.commands().items()):
-            commands.add_metric([action, status], count)
-        yield commands
-        faults = CounterMetricFamily(
-            "trainmedic_agent_loop_errors", "Unexpected errors that a background loop survived.", labels=["loop"]
+        commands = sorted(self._counters.commands.all().items())
+        yield counter("trainmedic_agent_commands", "Answered commands.", ["action", "status"], commands)
+        faults = by_label(self._counters.loop_errors.all())
+        yield counter(
+            "trainmedic_agent_loop_errors", "Unexpected errors that a background loop survived.", ["loop"], faults
         )
-        for loop, count in sorted(self._counters.loop_errors().items()):
-            faults.add_metric([loop], count)
-        yield faults
 
     def _gpu_failures(self, seen: _Seen | None) -> Iterator[Metric]:
         missing = GaugeMetricFamily("trainmedic_agent_gpus_missing", "GPUs, or the driver, that do not respond.")
         if seen is not None:
             missing.add_metric([], len(seen.inventory.problems) + sum(seen.stuck.values()))
         yield missing
-        stuck = GaugeMetricFamily(
+        stuck = seen.stuck if seen is not None else {}
+        yield gauge(
             "trainmedic_agent_gpu_stuck",
             "1 for a GPU with a driver call that has not returned.",
-            labels=gpu_metrics.LABELS,
+            gpu_metrics.LABELS,
+            ((gpu_metrics.labels(info), int(is_stuck)) for info, is_stuck in stuck.items()),
         )
-        for info, is_stuck in seen.stuck.items() if seen is not None else ():
-            stuck.add_metric(gpu_metrics.labels(info), int(is_stuck))
-        yield stuck
-        failed = CounterMetricFamily(
+        failures = self._failures.copy().items()
+        yield counter(
             "gpu_reading_errors",
             "Supported readings that failed.",
-            labels=[*gpu_metrics.LABELS, "reading"],
+            [*gpu_metrics.LABELS, "reading"],
+            (([*gpu_metrics.labels(info), reading], count) for (info, reading), count in failures),
         )
-        for (info, reading), count in self._failures.copy().items():
-            failed.add_metric([*gpu_metrics.labels(info), reading], count)
-        yield failed
         yield CounterMetricFamily(
             "trainmedic_agent_late_scrapes",
             "Scrapes without GPUs, because the driver was too slow.",
-            self._counters.late_scrapes(),
+            self._counters.scrapes.all()["late"],
         )
 
     def _caps(self) -> Iterator[Metric]:
@@ -177,7 +173,7 @@ class Exporter:
         registry.register(collector)
         ProcessCollector(registry=registry)
         try:
-            self._server = MetricsServer(host, port, _handler_of(registry))
+            self._server = MetricsServer(host, port, partial(_page, registry))
         except OSError as error:
             raise ConfigurationError(
                 f"cannot serve metrics on {host}, port {port}: {error.strerror or error}. Is another exporter "
@@ -207,15 +203,11 @@ class _Named(Collector):
                 yield family
 
 
-def _handler_of(registry: CollectorRegistry) -> type[MetricsRequestHandler]:
-    class Handler(MetricsRequestHandler):
-        def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
-            names = parse_qs(urlsplit(path).query).get("name[]")
-            shown: Collector = _Named(registry, frozenset(names)) if names else registry
-            encode, content_type = choose_encoder(accept)
-            content: bytes = encode(shown)
-            if "gzip" not in accept_encoding:
-                return {"Content-Type": content_type}, content
-            return {"Content-Type": content_type, "Content-Encoding": "gzip"}, gzip.compress(content)
-
-    return Handler
+def _page(registry: CollectorRegistry, path: str, accept: str, accept_encoding: str) -> tuple[Mapping[str, str], bytes]:
+    names = parse_qs(urlsplit(path).query).get("name[]")
+    shown: Collector = _Named(registry, frozenset(names)) if names else registry
+    encode, content_type = choose_encoder(accept)
+    content: bytes = encode(shown)
+    if "gzip" not in accept_encoding:
+        return {"Content-Type": content_type}, content
+    return {"Content-Type": content_type, "Content-Encoding": "gzip"}, gzip.compress(content)

@@ -58,7 +58,7 @@ class GpuRecord:
         self._journal = journal
         self._boot = boot_id() if boot is None else boot
         self._lock = threading.Lock()
-        self._counted: Mapping[str, Mapping[int, int]] = {}  # `xids` of the last `observe`
+        self._counted: Mapping[str, Mapping[int, int]] = {}  # `xids` that the record has
         rows = journal.rows("SELECT gpu, state FROM gpu_record")
         self._gpus = {gpu: self._of_json(json.loads(state)) for gpu, state in rows}
         self._written = self._gpus
@@ -83,7 +83,8 @@ class GpuRecord:
                 fresh = Counter(counts) - Counter(self._counted.get(uuid, {}))
                 if fresh and uuid in gpus:
                     gpus[uuid] = replace(gpus[uuid], xids=dict(Counter(gpus[uuid].xids) + fresh))
-            self._counted = xids
+            # Those of a GPU that the driver does not list yet count once it does.
+            self._counted = {**self._counted, **{uuid: counts for uuid, counts in xids.items() if uuid in gpus}}
             self._gpus = gpus
             self._write()
 

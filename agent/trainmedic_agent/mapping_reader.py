@@ -6,7 +6,7 @@ Pydantic would add 8 MB, a fifth, to the agent's memory (``docs/decisions.md``).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -31,23 +31,24 @@ class FieldFault(Struct, frozen=True):
 
 
 class MappingReader:
-    def __init__(self, path: FieldPath, raw: object, faults: list[FieldFault] | None = None) -> None:
+    def __init__(
+        self, path: FieldPath, raw: object, keys: tuple[str, ...], faults: list[FieldFault] | None = None
+    ) -> None:
+        """Keys other than `keys` are faults."""
         self.path = path
         self.faults: list[FieldFault] = [] if faults is None else faults  # a nested reader adds to its parent's
         self._is_usable = isinstance(raw, Mapping)
         self._raw: Mapping[Any, Any] = raw if isinstance(raw, Mapping) else {}
         if not self._is_usable:
             self.fault((), f"must be a mapping (name: value), not {shown(raw)}")
-
-    def fault(self, path: FieldPath, message: str) -> None:
-        self.faults.append(FieldFault((*self.path, *path), message))
-
-    def refuse_unknown_keys(self, keys: tuple[str, ...]) -> None:
         for key in self._raw:
             if key not in keys:
                 near = difflib.get_close_matches(str(key), keys, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys)}"
                 self.fault((str(key),), f"is not known here; {hint}")
+
+    def fault(self, path: FieldPath, message: str) -> None:
+        self.faults.append(FieldFault((*self.path, *path), message))
 
     def required(self, key: str, parse: Callable[[Any], T], otherwise: T) -> T:
         """Return the parsed value, or `otherwise` after a fault."""
@@ -64,10 +65,14 @@ class MappingReader:
             self.fault((key,), str(error))
             return otherwise
 
-    def each(self, key: str, parse: Callable[[Any], T], *, required: bool = False) -> tuple[T, ...]:
-        """Parse a list, or a single value as a list of one."""
+    def listed(self, key: str) -> Sequence[Any]:
+        """Return a list, or a single value as a list of one."""
         raw = self._raw.get(key)
-        values = raw if isinstance(raw, list | tuple) else [raw] if raw is not None else []
+        return raw if isinstance(raw, list | tuple) else [raw] if raw is not None else []
+
+    def each(self, key: str, parse: Callable[[Any], T], *, required: bool = False) -> tuple[T, ...]:
+        """Parse what `listed` returns."""
+        raw, values = self._raw.get(key), self.listed(key)
         if required and not values and self._is_usable:
             self.fault((key,) if key in self._raw else (), f"{key} is missing" if raw is None else "must not be empty")
         parsed = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import io
 import logging
@@ -10,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -22,11 +22,15 @@ _BACKLOG = 64  # connections waiting to be accepted
 log = logging.getLogger(__name__)
 
 
+# Returns headers and content, for a path and the request's headers Accept and Accept-Encoding.
+Page = Callable[[str, str, str], tuple[Mapping[str, str], bytes]]
+
+
 class MetricsServer(ThreadingMixIn, HTTPServer):
     daemon_threads = True
     request_queue_size = _BACKLOG
 
-    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, host: str, port: int, page: Page) -> None:
         """Raises OSError if the address cannot be used."""
         if ":" in host:
             self.address_family = socket.AF_INET6
@@ -34,7 +38,8 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         self._incomplete: dict[socket.socket, None] = {}  # incomplete requests, oldest first
         self._open: set[socket.socket] = set()  # also those that `_end` has shut down, until their threads end
         self._lock = threading.Lock()
-        super().__init__((host, port), handler)
+        self.page = page
+        super().__init__((host, port), _MetricsRequestHandler)
 
     def server_bind(self) -> None:
         """Bind without the base class's DNS lookup."""
@@ -88,7 +93,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
             request.shutdown(socket.SHUT_RDWR)
 
 
-class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
+class _MetricsRequestHandler(BaseHTTPRequestHandler):
     server: MetricsServer
     server_version = "trainmedic-agent"
     sys_version = ""
@@ -107,7 +112,7 @@ class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
     def do_GET(self) -> None:
         accept, accept_encoding = self.headers.get("Accept", ""), self.headers.get("Accept-Encoding", "")
         try:
-            headers, content = self.page(self.path, accept, accept_encoding)
+            headers, content = self.server.page(self.path, accept, accept_encoding)
         except Exception:
             self.send_error(500)
             raise
@@ -117,10 +122,6 @@ class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
-
-    @abc.abstractmethod
-    def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
-        """Return headers and content."""
 
     def log_message(self, format: str, *args: object) -> None:
         return  # scrapes are not logged

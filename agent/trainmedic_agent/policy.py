@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from msgspec import Struct, field
 
@@ -18,7 +18,7 @@ from trainmedic.errors import ConfigurationError
 from trainmedic.wire import envelope
 from trainmedic_agent import mapping_reader
 from trainmedic_agent.containers.policy import ContainersPolicy, read_containers
-from trainmedic_agent.disk.rules import CleaningInvalid, CleaningPolicy, read_cleaning
+from trainmedic_agent.disk.rules import CleaningPolicy, read_cleaning
 from trainmedic_agent.health.health_policy import HealthPolicy, read_health
 from trainmedic_agent.log_reading.log_policy import LogsPolicy, read_logs
 from trainmedic_agent.mapping_reader import FieldFault, MappingReader
@@ -28,6 +28,8 @@ from trainmedic_agent.slurm.policy import SlurmPolicy, read_slurm
 from trainmedic_core import duration, yaml_text
 from trainmedic_core.problems import did_you_mean, shown
 from trainmedic_core.setting_sources import unreadable_file
+
+T = TypeVar("T")
 
 READING = frozenset({"node.facts", "node.health", "logs.read"})  # always allowed
 CHANGING = (  # allowed by name under ``allow``
@@ -97,17 +99,20 @@ def parse(text: str, source: str) -> Policy:
     if len(documents) != 1:
         raise ConfigurationError(f"{source}: a policy is one YAML document, but the file has {len(documents)}")
     document = documents[0]
-    reader = MappingReader((), document.value)
-    reader.refuse_unknown_keys(_KEYS)
+    reader = MappingReader((), document.value, _KEYS)
+
+    def part(name: str, read: Callable[[object, list[FieldFault]], T], otherwise: T) -> T:
+        return reader.optional(name, lambda raw: read(raw, reader.faults), otherwise)
+
     policy = Policy(
         allow=frozenset(reader.each("allow", _action)),
-        power=_power(reader),
-        cleaning=_cleaning(document.value, reader.faults),
-        containers=_containers(document.value, reader.faults),
-        restart=_restart(document.value, reader.faults),
-        logs=_logs(document.value, reader.faults),
-        health=reader.optional("health", lambda raw: read_health(raw, reader.faults), HealthPolicy()),
-        slurm=_slurm(document.value, reader.faults),
+        power=part("power", _power, PowerBounds()),
+        cleaning=part("cleaning", read_cleaning, CleaningPolicy()),
+        containers=part("containers", read_containers, None),
+        restart=part("restart", read_restart, None),
+        logs=part("logs", read_logs, None),
+        health=part("health", read_health, HealthPolicy()),
+        slurm=part("slurm", read_slurm, None),
         source=source,
         digest=hashlib.sha256(text.encode()).hexdigest()[:12],
     )
@@ -144,10 +149,8 @@ def _action(raw: object) -> str:
     return name
 
 
-def _power(parent: MappingReader) -> PowerBounds:
-    empty: Mapping[Any, Any] = {}
-    reader = MappingReader(("power",), parent.optional("power", mapping_reader.mapping, empty), parent.faults)
-    reader.refuse_unknown_keys(("floor_percent", "max_lease"))
+def _power(raw: object, faults: list[FieldFault]) -> PowerBounds:
+    reader = MappingReader(("power",), raw, PowerBounds.__struct_fields__, faults)
     return PowerBounds(
         floor_percent=reader.optional("floor_percent", _floor, PowerBounds().floor_percent),
         max_lease=reader.optional("max_lease", _lease, PowerBounds().max_lease),
@@ -165,31 +168,6 @@ def _lease(raw: object) -> timedelta:
     if not timedelta(minutes=1) <= lease <= _LONGEST_LEASE:
         raise ValueError(f"must be from 1m to {duration.write(_LONGEST_LEASE)}, not {shown(raw)}")
     return lease
-
-
-def _cleaning(value: Any, faults: list[FieldFault]) -> CleaningPolicy:
-    try:
-        return read_cleaning(value.get("cleaning") if isinstance(value, Mapping) else None)
-    except CleaningInvalid as error:
-        faults.extend(error.faults)
-        return CleaningPolicy()
-
-
-def _containers(value: Any, faults: list[FieldFault]) -> ContainersPolicy | None:
-    has_part = isinstance(value, Mapping) and "containers" in value
-    return read_containers(value["containers"], faults) if has_part else None
-
-
-def _restart(value: Any, faults: list[FieldFault]) -> RestartPolicy | None:
-    return read_restart(value["restart"], faults) if isinstance(value, Mapping) and "restart" in value else None
-
-
-def _logs(value: Any, faults: list[FieldFault]) -> LogsPolicy | None:
-    return read_logs(value["logs"], faults) if isinstance(value, Mapping) and "logs" in value else None
-
-
-def _slurm(value: Any, faults: list[FieldFault]) -> SlurmPolicy | None:
-    return read_slurm(value["slurm"], faults) if isinstance(value, Mapping) and "slurm" in value else None
 
 
 def _with_position(document: yaml_text.YamlDocument, fault: FieldFault) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 from collections.abc import Sequence
@@ -41,14 +42,17 @@ def current_privileges(proc: Path = Path("/proc")) -> Privileges:
 
 
 def capabilities_of(pid: int | str, proc: Path = Path("/proc")) -> frozenset[str]:
-    mask = 0
-    try:
+    mask = effective_mask(pid, proc) or 0
+    return frozenset(name for name, number in _CAPABILITIES.items() if mask >> number & 1)
+
+
+def effective_mask(pid: int | str, proc: Path = Path("/proc")) -> int | None:
+    """Return the effective capabilities as bits; None if unknown."""
+    with contextlib.suppress(OSError):
         for line in (proc / str(pid) / "status").read_text().splitlines():
             if line.startswith("CapEff:"):
-                mask = int(line.split()[1], 16)
-    except OSError:
-        pass
-    return frozenset(name for name, number in _CAPABILITIES.items() if mask >> number & 1)
+                return int(line.split()[1], 16)
+    return None
 
 
 def is_agent(holder: Holder, needed: Sequence[str]) -> bool:

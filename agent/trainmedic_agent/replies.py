@@ -106,7 +106,7 @@ class AgentReplies:
 
     def _on_sent(self, sent: Sequence[OutgoingReplies]) -> None:
         """Mark replies once the queue is empty (no `sent`): each mark is a disk write."""
-        self._counters.redis_answered(self._now().timestamp())
+        self._counters.redis_answered_at = self._now().timestamp()
         with self._lock:
             for batch in sent:
                 if batch.replies[0].is_final and batch.command_id in self._in_flight:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -25,6 +25,9 @@ from trainmedic_agent.policy import allowed
 from trainmedic_agent.replies import AgentReplies
 from trainmedic_agent.worker_queues import WorkerQueue
 
+if TYPE_CHECKING:
+    from trainmedic_agent.log_link.linked_reading import LinkedReading
+
 log = logging.getLogger(__name__)
 
 QUEUES = ("gpu", "disk", "node", "facts", "logs", "health")  # of every agent; executors may add others
@@ -36,23 +39,13 @@ _LOG_SECONDS = 3.0
 _PRUNE_SECONDS = 3600.0
 
 
-class ReadsLogs(Protocol):
-    def start(self) -> None:
-        """Raises JournalUnavailable."""
-        ...
-
-    def stop(self, timeout: float) -> None: ...
-
-    def presence(self) -> Mapping[str, Any]: ...
-
-
 class AgentParts(Struct, frozen=True):
     """``log_reader`` is None if the policy names no logs."""
 
     executors: Sequence[Executor] = ()
     tasks: Sequence[PeriodicTask] = ()
     inventory: Callable[[], Mapping[str, Any]] = dict  # fields for the agent's presence
-    log_reader: ReadsLogs | None = None
+    log_reader: LinkedReading | None = None
 
 
 class _Pruning:

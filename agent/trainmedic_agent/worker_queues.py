@@ -79,4 +79,4 @@ class WorkerQueue:
 
     def _log_error(self) -> None:
         log.exception("worker queue continues after an unexpected error", extra={"queue": self.name})
-        self._counters.loop_error(self.name)
+        self._counters.loop_errors.add(self.name)

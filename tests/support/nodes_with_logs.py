@@ -8,14 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.support.search_in_process import search_executor
+from tests.support.search_in_process import search_executor, searcher_of
 from trainmedic.wire import envelope
 from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic.wire.output import fitting, plain
 from trainmedic_agent.errors import CommandNotExecuted
 from trainmedic_agent.executors import AcceptedCommand, Executor
 from trainmedic_agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
-from trainmedic_agent.log_search.searcher import LogSearcher
 from trainmedic_server.ports.outside import Presence
 
 
@@ -29,7 +28,7 @@ class LogNode:
         self.kernel = directory / name / "kern.log"
         self.kernel.touch()
         kernel = KernelLog(KernelReading.FILE, str(self.kernel))
-        self.executor: Executor = search_executor(LogSearcher(LogsPolicy(roots=(str(self.root),), kernel=kernel), name))
+        self.executor: Executor = search_executor(searcher_of(LogsPolicy(roots=(str(self.root),), kernel=kernel), name))
 
     def write(self, job: str, attempt: int, at: datetime, text: str) -> None:
         """A line that the job prints here, with its time."""

@@ -54,14 +54,12 @@ class TimedLog:
         """The lines that answer, and what has read them."""
         whose = origin if origin is not None else Origin("training", "n1", query.job)
         budget = ReadBudget(1 << 32, 60.0)
-        file = FileLines(str(self.path), whose, LineFilter.of(query), budget, self.index, zone)  # type: ignore[arg-type]
-        try:
+        with self.path.open("rb") as opened:
+            file = FileLines(opened.fileno(), whose, LineFilter.of(query), budget, self.index, zone)  # type: ignore[arg-type]
             file.begin({})
             found: list[FoundLine] = []
             while (line := file.next()) is not None:
                 found.append(line)
-        finally:
-            file.close()
         return found, file
 
 

@@ -7,7 +7,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+from msgspec import Struct, field
 
 from trainmedic_agent.errors import GpuFailure, GpuStuck
 from trainmedic_agent.ports import gpus
@@ -24,40 +28,26 @@ _KEPT_IDLE = 2  # threads
 _DRIVER = "NVIDIA's driver"
 
 
-class _Call(Generic[T]):
-    def __init__(self, key: str, function: Callable[[], T], began: float, timeout: float) -> None:
-        self.key = key
-        self.began = began
-        self.timeout = timeout
-        self.is_given_up = False
-        self._function = function
-        self._ended = threading.Event()
-        self._result: T
-        self._error: BaseException | None = None
+class _Call(Struct, eq=False):
+    key: str
+    function: Callable[[], Any]
+    began: float
+    outcome: Future[Any] = field(default_factory=Future)
+    is_given_up: bool = False
 
-    def run(self) -> None:
+    def run(self) -> Callable[[], None]:
+        """Return a function that passes the result or error to the caller."""
         try:
-            self._result = self._function()
-        except BaseException as error:  # `result` raises it in the caller; this thread continues
-            self._error = error
-
-    def end(self) -> None:
-        self._ended.set()
-
-    def wait(self) -> bool:
-        return self._ended.wait(self.timeout)
-
-    def result(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._result
+            return partial(self.outcome.set_result, self.function())
+        except BaseException as error:  # this thread continues
+            return partial(self.outcome.set_exception, error)
 
 
 class TimeLimitedCalls:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._under_way: list[_Call[object]] = []
+        self._under_way: list[_Call] = []
         self._idle: list[_CallQueue] = []
 
     def run(self, key: str, function: Callable[[], T], timeout: float = CARD_SECONDS) -> T:
@@ -67,8 +57,8 @@ class TimeLimitedCalls:
         """
         with self._lock:
             self._refuse_if_stuck(key)
-            call = _Call(key, function, self._monotonic(), timeout)
-            self._under_way.append(call)  # type: ignore[arg-type]
+            call = _Call(key, function, self._monotonic())
+            self._under_way.append(call)
             calls = self._idle.pop() if self._idle else None
         if calls is None:
             calls = _CallQueue()
@@ -76,15 +66,17 @@ class TimeLimitedCalls:
                 threading.Thread(target=self._serve, args=(calls,), name="gpu-call", daemon=True).start()
             except RuntimeError as error:
                 with self._lock:
-                    self._under_way.remove(call)  # type: ignore[arg-type]
+                    self._under_way.remove(call)
                 raise GpuFailure(f"no thread for a driver call can be started: {error}") from error
-        calls.put(call)  # type: ignore[arg-type]
-        if call.wait():
-            return call.result()
-        with self._lock:
-            call.is_given_up = any(other is call for other in self._under_way)
-        if not call.is_given_up:  # it returned at the last moment
-            return call.result()
+        calls.put(call)
+        result: Future[T] = call.outcome
+        try:
+            return result.result(timeout)
+        except TimeoutError:
+            with self._lock:
+                call.is_given_up = call in self._under_way
+            if not call.is_given_up:  # it returned at the last moment, or this is its own error
+                return result.result()
         log.error("driver call has not returned", extra={"stuck": key, "seconds": timeout})
         raise _stuck(key, timeout)
 
@@ -110,7 +102,7 @@ class TimeLimitedCalls:
 
     def _serve(self, calls: _CallQueue) -> None:
         while (call := calls.get()) is not None:
-            call.run()
+            pass_on = call.run()
             with self._lock:
                 self._under_way.remove(call)
                 is_kept = len(self._idle) < _KEPT_IDLE
@@ -119,13 +111,13 @@ class TimeLimitedCalls:
             if call.is_given_up:
                 seconds = round(self._monotonic() - call.began)
                 log.warning("driver call has returned", extra={"stuck": call.key, "seconds": seconds})
-            call.end()
+            pass_on()
             if not is_kept:
                 return
-            del call  # and its result, which would stay until the next call
+            del call, pass_on  # and the result, which would stay until the next call
 
 
-_CallQueue = queue.SimpleQueue[_Call[object] | None]  # calls for one thread; None ends it
+_CallQueue = queue.SimpleQueue[_Call | None]  # calls for one thread; None ends it
 
 
 def _stuck(key: str, seconds: float) -> GpuStuck:

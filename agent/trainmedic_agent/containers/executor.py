@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_agent.containers.engine_api import ContainerEngine, EngineAnswer
 from trainmedic_agent.containers.kubelet import is_of_kubelet, sign_of_kubelet
@@ -21,25 +23,15 @@ from trainmedic_agent.disk.throttle import Clocks, Throttle
 from trainmedic_agent.errors import CommandFailed, CommandNotExecuted, CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
 
-_REPLY_MARGIN = timedelta(seconds=5)  # for the reply before the command expires
 _PARAMETERS = ("dry_run", "filesystems")
 _LONGEST_ANSWER = 120.0  # seconds; removing a large image takes a while
 
 
-class PruneContainersExecutor:
-    action = "disk.prune_containers"
-    queue = "disk"
-
-    def __init__(
-        self,
-        policy: ContainersPolicy | None,
-        *,
-        proc: Path = Path("/proc"),
-        kubelet_sign: Callable[[], str | None] = sign_of_kubelet,
-    ) -> None:
-        self._policy = policy
-        self._proc = proc
-        self._kubelet_sign = kubelet_sign
+class PruneContainersExecutor(Struct, frozen=True):
+    policy: ContainersPolicy | None
+    kubelet_sign: Callable[[], str | None] = sign_of_kubelet
+    action: str = "disk.prune_containers"
+    queue: str = "disk"
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command = accepted.command
@@ -48,13 +40,12 @@ class PruneContainersExecutor:
         unknown = sorted(name for name in command.params if name not in _PARAMETERS)
         if unknown:
             raise CommandRejected(f"disk.prune_containers does not know {', '.join(map(repr, unknown))[:300]}")
-        if self._policy is None:
+        if self.policy is None:
             raise CommandRejected("the agent's policy has no part containers, so nothing may be removed")
         dry_run = command.params.get("dry_run", False)
         if not isinstance(dry_run, bool):
             raise CommandRejected("dry_run must be true or false")
-        lifetime = command.expires_at - command.issued_at
-        deadline = command.expires_at - min(_REPLY_MARGIN, lifetime / 10)
+        deadline = accepted.deadline
         stopped: list[str] = []
 
         def seconds_left() -> float:
@@ -68,7 +59,7 @@ class PruneContainersExecutor:
             return not stopped
 
         self._refuse_kubernetes()
-        engine = ContainerEngine(self._policy.socket)
+        engine = ContainerEngine(self.policy.socket)
         try:
             storage = str(engine.info(seconds_left()).get("DockerRootDir") or "")
             if any(is_of_kubelet(container) for container in engine.containers(seconds_left())):
@@ -77,7 +68,7 @@ class PruneContainersExecutor:
             raise CommandFailed(f"the container engine did not list its objects: {answer}") from answer
         self._refuse_other_filesystem(storage, command.params.get("filesystems", ()))
         before = _free_bytes(storage)
-        remover = LeftoverRemover(engine, self._policy, datetime.now(UTC), dry_run, seconds_left, may_continue)
+        remover = LeftoverRemover(engine, self.policy, datetime.now(UTC), dry_run, seconds_left, may_continue)
 
         def output() -> Mapping[str, Any]:
             return {
@@ -100,11 +91,11 @@ class PruneContainersExecutor:
         return output()
 
     def _refuse_kubernetes(self) -> None:
-        sign = self._kubelet_sign()
+        sign = self.kubelet_sign()
         if sign is not None:
             raise CommandRejected(f"{sign}, so this is a Kubernetes node; its kubelet removes images and containers")
         clocks = Clocks()
-        if not FileUsage(clocks, Throttle(clocks, math.inf, lambda: False), str(self._proc)).sees_every_process():
+        if not FileUsage(clocks, Throttle(clocks, math.inf, lambda: False)).sees_every_process():
             raise CommandRejected(
                 "cannot check whether a kubelet runs here: the agent needs the machine's first PID namespace and a "
                 "/proc without hidepid"
@@ -122,7 +113,7 @@ class PruneContainersExecutor:
                 f"{error.strerror}"
             ) from error
         try:
-            if not FilesystemSearch(names, self._proc).finds(mount_of(fd)):
+            if not FilesystemSearch(names, Path("/proc")).finds(mount_of(fd)):
                 raise CommandRejected(
                     f"the engine's storage {storage} does not lie on {', '.join(map(str, names))[:300]}"
                 )

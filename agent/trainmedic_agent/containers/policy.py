@@ -39,8 +39,7 @@ class ContainersPolicy(Struct, frozen=True):
 
 def read_containers(raw: object, faults: list[FieldFault]) -> ContainersPolicy:
     """After a fault, appended to `faults`, the result must not be used."""
-    reader = MappingReader(("containers",), raw, faults)
-    reader.refuse_unknown_keys(ContainersPolicy.__struct_fields__)
+    reader = MappingReader(("containers",), raw, ContainersPolicy.__struct_fields__, faults)
     keep = reader.each("keep", mapping_reader.text)
     if len(keep) > _MAX_PATTERNS:
         reader.fault(("keep",), f"has {len(keep)} patterns; at most {_MAX_PATTERNS} are read")

@@ -187,7 +187,7 @@ class _RuleRun(Struct):
         )
         remover = FileRemover(run.usage, self.rule.age_by, self.cutoff_ns, run.request.dry_run)
         enough: set[int] = set()
-        with _DirectoryCache() as parents:
+        with closing(_DirectoryCache()) as parents:
             for batch in search.batches(enough):
                 self.watch.watch_files(batch)
                 for file in batch:
@@ -298,10 +298,7 @@ class _DirectoryCache:
     def __init__(self) -> None:
         self._fds: OrderedDict[WalkedDirectory, int] = OrderedDict()
 
-    def __enter__(self) -> _DirectoryCache:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         for fd in self._fds.values():
             os.close(fd)
 

@@ -5,41 +5,39 @@ After a resumption, the output counts only later deletions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Mapping
 from typing import Any
+
+from msgspec import Struct
 
 from trainmedic_agent.disk import throttle
 from trainmedic_agent.disk.cleaner import Cleaner, CleaningRequest
 from trainmedic_agent.disk.mounts import NamedFilesystem
 from trainmedic_agent.errors import CommandRejected
-from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.executors import AcceptedCommand, listed, refuse_unknown_parameters
 
-_REPLY_MARGIN = timedelta(seconds=5)  # time for the reply before expiry; less for short commands
 _PARAMETERS = ("rules", "until_free_percent", "dry_run", "filesystems")
 _MAX_RULES = _MAX_FILESYSTEMS = 100
 
 
-class DiskCleanExecutor:
-    action = "disk.clean"
-    queue = "disk"
-
-    def __init__(self, cleaner: Cleaner) -> None:
-        self._cleaner = cleaner
-        self._has_low_priority = False
+class DiskCleanExecutor(Struct):
+    cleaner: Cleaner
+    action: str = "disk.clean"
+    queue: str = "disk"
+    has_low_priority: bool = False
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         """Return `Cleaner.clean`'s output with ``resumed``. Raises CommandRejected."""
         request = self._request(accepted)
-        if not self._has_low_priority:
+        if not self.has_low_priority:
             # The worker queue's thread does nothing else.
             throttle.take_low_priority()
-            self._has_low_priority = True
-        output = self._cleaner.clean(request, accepted.is_stopping)
+            self.has_low_priority = True
+        output = self.cleaner.clean(request, accepted.is_stopping)
         if not output["filesystems"] and output["stopped"] is None:
             reasons = [reason for rule in output["rules"].values() for reason in rule.get("refused_roots", {}).values()]
             raise CommandRejected(
-                f"no root of {_listed(request.rules)} can be cleaned: {'; '.join(dict.fromkeys(reasons))}"
+                f"no root of {listed(request.rules)} can be cleaned: {'; '.join(dict.fromkeys(reasons))}"
             )
         return {**output, "resumed": accepted.resumed}
 
@@ -48,13 +46,10 @@ class DiskCleanExecutor:
         if command.undo_of is not None:
             raise CommandRejected("disk.clean has no undo: deleted files cannot be restored")
         params = command.params
-        unknown = [name for name in params if name not in _PARAMETERS]
-        if unknown:
-            raise CommandRejected(f"disk.clean does not know {_listed(unknown)}; it takes {_listed(_PARAMETERS)}")
-        lifetime = command.expires_at - command.issued_at
+        refuse_unknown_parameters(command, _PARAMETERS)
         return CleaningRequest(
             rules=self._rules(params.get("rules")),
-            deadline=(command.expires_at - min(_REPLY_MARGIN, lifetime / 10)).timestamp(),
+            deadline=accepted.deadline.timestamp(),
             until_free=_percent(params.get("until_free_percent")),
             dry_run=_flag(params.get("dry_run", False)),
             filesystems=named_filesystems(params.get("filesystems", ())),
@@ -64,11 +59,11 @@ class DiskCleanExecutor:
         if not isinstance(raw, list | tuple) or not 0 < len(raw) <= _MAX_RULES:
             raise CommandRejected(f"rules must be a list of 1 to {_MAX_RULES} names of rules")
         names = tuple(str(name) for name in raw)
-        rules = self._cleaner.cleaning.rules
+        rules = self.cleaner.cleaning.rules
         missing = [name for name in names if name not in rules]
         if missing:
-            existing = f"it has {_listed(sorted(rules))}" if rules else "it has none"
-            raise CommandRejected(f"the agent's policy has no cleaning rule {_listed(missing)}; {existing}")
+            existing = f"it has {listed(sorted(rules))}" if rules else "it has none"
+            raise CommandRejected(f"the agent's policy has no cleaning rule {listed(missing)}; {existing}")
         return names
 
 
@@ -100,7 +95,3 @@ def _flag(raw: object) -> bool:
     if isinstance(raw, bool):
         return raw
     raise CommandRejected("dry_run must be true or false")
-
-
-def _listed(names: Sequence[object]) -> str:
-    return ", ".join(repr(name)[:130] for name in names[:20])

@@ -27,6 +27,7 @@ class Mount(Struct, frozen=True):
     options: frozenset[bytes]
     filesystem: str  # type
     source: bytes = b""  # name of the device
+    filesystem_options: frozenset[bytes] = frozenset()
 
 
 class NamedFilesystem(Struct, frozen=True):
@@ -102,7 +103,10 @@ def mounts_of(process: Path) -> list[Mount]:
             options = frozenset(parts[5].split(b","))
             filesystem = described[0].decode("ascii", "replace")
             source = _unescaped(described[1]) if len(described) > 1 else b""
-            mounts.append(Mount(int(parts[0]), parts[2], parts[3], _unescaped(parts[4]), options, filesystem, source))
+            of_filesystem = frozenset(described[2].split(b",")) if len(described) > 2 else frozenset()
+            point = _unescaped(parts[4])
+            mount = Mount(int(parts[0]), parts[2], parts[3], point, options, filesystem, source, of_filesystem)
+            mounts.append(mount)
     return mounts
 
 

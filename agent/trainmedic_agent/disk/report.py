@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Protocol
 
 from msgspec import Struct, field
 
 _MAX_EXAMPLES = 3
+_ALL_ROOTS = sys.maxsize
+# Examples per reason and roots per rule, the first that keep the output within `_MOST_BYTES`.
+_LIMITS = (*((examples, _ALL_ROOTS) for examples in range(_MAX_EXAMPLES, -1, -1)), (0, 10), (0, 1), (0, 0))
 _MAX_PATH_LENGTH = 200  # characters
-_MOST_BYTES = 48 * 1024  # bytes of JSON, if fewer examples suffice: a larger reply than 64 KiB would not be kept
+_MOST_BYTES = 48 * 1024  # bytes of JSON: a larger reply than 64 KiB would not be kept
 
 
 class Reason(StrEnum):
@@ -115,28 +120,30 @@ class RuleCounters(Struct):
         if count > 0:
             self._left.setdefault(reason, _LeftEntries()).count += count
 
-    def output(self, most_examples: int = _MAX_EXAMPLES) -> Mapping[str, Any]:
+    def output(self, most_examples: int, most_roots: int) -> Mapping[str, Any]:
         left = {
             str(reason): {"count": entries.count, **({"examples": shown} if shown else {})}
             for reason, entries in sorted(self._left.items())
             for shown in [entries.examples[:most_examples]]
         }
+        of_roots = {"access_times": self.access_times, "refused_roots": self.refused_roots}
+        left_out = sum(max(len(each) - most_roots, 0) for each in (*of_roots.values(), self.free_enough_roots))
         return {
             "matched": self.matched,
             "files": self.files,
             "bytes": self.bytes,
             **({} if self.checkpoints is None else {"checkpoints": self.checkpoints}),
             "left": left,
-            **({"access_times": self.access_times} if self.access_times else {}),
-            **({"refused_roots": self.refused_roots} if self.refused_roots else {}),
-            **({"free_enough_roots": self.free_enough_roots} if self.free_enough_roots else {}),
+            **{name: dict(islice(values.items(), most_roots)) for name, values in of_roots.items() if values},
+            **({"free_enough_roots": self.free_enough_roots[:most_roots]} if self.free_enough_roots else {}),
+            **({"roots_left_out": left_out} if left_out else {}),
         }
 
 
 def outputs(counters: Mapping[str, RuleCounters]) -> Mapping[str, Mapping[str, Any]]:
     every: Mapping[str, Mapping[str, Any]] = {}
-    for most_examples in range(_MAX_EXAMPLES, -1, -1):
-        every = {name: part.output(most_examples) for name, part in counters.items()}
+    for most_examples, most_roots in _LIMITS:
+        every = {name: part.output(most_examples, most_roots) for name, part in counters.items()}
         if len(json.dumps(every)) <= _MOST_BYTES:
             break
     return every

@@ -14,8 +14,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from trainmedic.errors import ConfigurationError
-from trainmedic_agent import mapping_reader, size
+from trainmedic_agent import mapping_reader
 from trainmedic_agent.disk.access_times import AccessTimes
 from trainmedic_agent.disk.globs import Glob
 from trainmedic_agent.mapping_reader import FieldFault, MappingReader
@@ -28,6 +27,10 @@ DEFAULT_MAX_FILES = 100_000
 _LARGEST_MAX_FILES = 10_000_000
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,126}[A-Za-z0-9])?")
+_DECIMAL = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4, "P": 1000**5}
+_BINARY = {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "Ti": 1024**4, "Pi": 1024**5}
+_SIZES = {f"{prefix}B": size for prefix, size in {**_DECIMAL, "K": 1000, **_BINARY}.items()}
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([A-Za-z]*)")
 _SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 _MEMORY_BACKED = ("/dev/shm", "/run/user")  # noqa: S108
 _TOO_HIGH = ("/", "/home", "/mnt", "/opt", "/root", "/srv", "/var", "/var/lib", "/var/spool")
@@ -103,36 +106,27 @@ class CleaningPolicy(Struct, frozen=True):
     """None for no limit."""
 
 
-class CleaningInvalid(ConfigurationError):
-    def __init__(self, faults: tuple[FieldFault, ...]) -> None:
-        super().__init__("; ".join(map(str, faults)))
-        self.faults = faults
-
-
-def read_cleaning(section: object) -> CleaningPolicy:
-    """Parse the part, empty for None. Raises CleaningInvalid."""
-    reader = MappingReader(("cleaning",), section if section is not None else {})
-    reader.refuse_unknown_keys(CleaningPolicy.__struct_fields__)
+def read_cleaning(raw: object, faults: list[FieldFault]) -> CleaningPolicy:
+    """Parse the part, empty for None. After a fault, appended to `faults`, the result must not be used."""
+    section = raw if raw is not None else {}
+    reader = MappingReader(("cleaning",), section, CleaningPolicy.__struct_fields__, faults)
     sections: Mapping[Any, Any] = reader.optional("rules", mapping_reader.mapping, {})
-    cleaning = CleaningPolicy(
+    return CleaningPolicy(
         rules={name: _rule(reader, name, raw) for name, raw in sections.items()},
         owners=frozenset(reader.each("owners", _owner)),
         max_files=reader.optional("max_files", mapping_reader.whole(1, _LARGEST_MAX_FILES), DEFAULT_MAX_FILES),
-        max_bytes=reader.optional("max_bytes", size.parse, None),
+        max_bytes=reader.optional("max_bytes", _bytes, None),
     )
-    if reader.faults:
-        raise CleaningInvalid(tuple(reader.faults))
-    return cleaning
 
 
 def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
     faults_before = len(parent.faults)
-    reader = MappingReader(("cleaning", "rules", str(name)), raw, parent.faults)
+    keys = tuple(key for key in CleaningRule.__struct_fields__ if key != "name")
+    reader = MappingReader(("cleaning", "rules", str(name)), raw, keys, parent.faults)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         reader.fault(
             (), "a rule's name has letters, digits, and '-', '_', '.' between them; at most 128; quote a number"
         )
-    reader.refuse_unknown_keys(tuple(key for key in CleaningRule.__struct_fields__ if key != "name"))
     rule = CleaningRule(
         name=str(name),
         roots=reader.each("roots", _root, required=True),
@@ -143,12 +137,12 @@ def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
         do=reader.optional("do", mapping_reader.one_of(CleaningOperation), CleaningOperation.DELETE),
         age_by=reader.optional("age_by", mapping_reader.one_of(AgeBy), AgeBy.USED),
         keep_newest=reader.optional("keep_newest", mapping_reader.whole(0, MAX_KEEP_NEWEST), 0),
-        min_size=reader.optional("min_size", size.parse, None),
-        max_size=reader.optional("max_size", size.parse, None),
+        min_size=reader.optional("min_size", _bytes, None),
+        max_size=reader.optional("max_size", _bytes, None),
         when_free_below=reader.optional("when_free_below", mapping_reader.percent, None),
         max_files=reader.optional("max_files", mapping_reader.whole(1, _LARGEST_MAX_FILES), None),
-        max_bytes=reader.optional("max_bytes", size.parse, None),
-        keep_tail=reader.optional("keep_tail", size.parse, None),
+        max_bytes=reader.optional("max_bytes", _bytes, None),
+        keep_tail=reader.optional("keep_tail", _bytes, None),
     )
     if len(reader.faults) == faults_before:
         _check_together(reader, rule)
@@ -179,6 +173,16 @@ def _check_together(reader: MappingReader, rule: CleaningRule) -> None:
         for other in rule.roots[:index]:
             if _is_within(root, other) or _is_within(other, root):
                 reader.fault(("roots", index), f"{root} and {other} are nested; name only the outer one")
+
+
+def _bytes(value: object) -> int:
+    """Return the bytes of a number, or of text with a unit: ``kB`` is 1000, ``KiB`` 1024. Raises ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    written = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if written is None or (written[2] or "B") not in _SIZES:
+        raise ValueError(f"{value!r} is not a size; write bytes, or a number with its unit: 200MB, 1.5GiB")
+    return round(float(written[1]) * _SIZES[written[2] or "B"])
 
 
 def _glob(raw: object) -> Glob:

@@ -11,13 +11,14 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainmedic_agent.disk.mounts import mounts_of
+
 PROC = Path("/proc")
 
 ON_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "vfat", "exfat", "ntfs3"})
 _NETWORK = re.compile(
     r"nfs|cifs|smb|ceph|lustre|beegfs|gpfs|glusterfs|afs|9p|fuse|wekafs|virtiofs|gfs2|ocfs2|orangefs|daos|vastnfs"
 )
-_OCTAL = re.compile(r"\\([0-7]{3})")
 # A container's root is an overlay; data loaders use shared memory.
 _ALWAYS_LISTED = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
 
@@ -74,7 +75,7 @@ def disks(
     paths: Iterable[str] = (), proc: Path = PROC, ask: Callable[[str], os.statvfs_result] = os.statvfs
 ) -> dict[str, dict[str, Any]]:
     """Return local disks, root, shared memory, and the mounts of `paths`, by mount point."""
-    mounts = _mounts(proc)
+    mounts = {os.fsdecode(mount.point): mount.filesystem for mount in mounts_of(proc / "self")}
     listed = {*_ALWAYS_LISTED, *(mount for mount, kind in mounts.items() if kind in ON_DISK)}
     listed |= {mount for mount in (_mount_of(path, mounts) for path in paths) if not _NETWORK.match(mounts[mount])}
     facts: dict[str, dict[str, Any]] = {}
@@ -113,18 +114,6 @@ def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
     if filesystem.f_files:
         facts["inodes_percent"] = _percent(filesystem.f_files - filesystem.f_ffree, filesystem.f_files)
     return facts
-
-
-def _mounts(proc: Path) -> dict[str, str]:
-    kinds: dict[str, str] = {}
-    for line in _lines(proc / "self" / "mountinfo"):
-        fields, _, rest = line.partition(" - ")
-        kinds[unescaped(fields.split(" ")[4])] = rest.split(" ")[0]
-    return kinds
-
-
-def unescaped(point: str) -> str:
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), point)
 
 
 def _mount_of(name: str, mounts: Mapping[str, str]) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainmedic_agent.disk.mounts import mounts_of
 from trainmedic_agent.facts import host
 from trainmedic_agent.health.checks import CheckResults, HealthCheck, HealthValue, HealthVerdict, ValueKind
-from trainmedic_agent.health.sysfs import NodeRoots, UnknownIfUnread, entries, number, pcie_checks, text
+from trainmedic_agent.health.sysfs import NodeRoots, entries, number, pcie_checks, text, unknown_if_unread
 
 _HEALTHY_STATES = frozenset({"running", "live"})
 _FAILED_STATES = frozenset(
@@ -20,18 +21,18 @@ _POD_MOUNTS = ("/var/lib/kubelet/", "/run/")  # mount points that come and go wi
 
 def disk_checks(roots: NodeRoots) -> CheckResults:
     results = CheckResults()
-    with UnknownIfUnread(results, "disk", ""):
+    with unknown_if_unread(results, "disk", ""):
         for disk in entries(roots.sys / "block"):
             if not disk.name.startswith(_VIRTUAL):
-                with UnknownIfUnread(results, "disk", disk.name):
+                with unknown_if_unread(results, "disk", disk.name):
                     _add_disk(disk, results)
-    with UnknownIfUnread(results, "filesystem", ""):
+    with unknown_if_unread(results, "filesystem", ""):
         for filesystem in entries(roots.sys / "fs" / "ext4"):
-            with UnknownIfUnread(results, "filesystem", filesystem.name):
+            with unknown_if_unread(results, "filesystem", filesystem.name):
                 _add_error_count(results, filesystem.name, number(filesystem / "errors_count"))
         for volume in entries(roots.sys / "fs" / "btrfs"):
             for device in entries(volume / "devinfo"):
-                with UnknownIfUnread(results, "filesystem", volume.name):
+                with unknown_if_unread(results, "filesystem", volume.name):
                     counts = (text(device / "error_stats") or "").split()[1::2]  # lines of name and count
                     _add_error_count(results, f"{volume.name}/{device.name}", sum(map(int, counts)) if counts else None)
         for mount, is_writable in _local_mounts(roots.proc):
@@ -65,12 +66,9 @@ def _add_error_count(results: CheckResults, part: str, count: int | None) -> Non
 
 def _local_mounts(proc: Path) -> Iterator[tuple[str, bool]]:
     """Yield each local file system's first mount point, and whether the file system, not the mount, is writable."""
-    seen: set[str] = set()
-    mounts = (proc / "self" / "mountinfo").read_bytes().decode(errors="backslashreplace")  # to be stored as text
-    for line in mounts.rstrip("\n").split("\n"):
-        of_mount, _, of_filesystem = line.partition(" - ")  # see proc_pid_mountinfo(5)
-        _, _, device, _, point, *_ = of_mount.split(" ")
-        kind, _, options = of_filesystem.split(" ", 2)
-        if kind in host.ON_DISK and device not in seen and not point.startswith(_POD_MOUNTS):
-            seen.add(device)
-            yield host.unescaped(point), "ro" not in options.split(",")
+    seen: set[bytes] = set()
+    for mount in mounts_of(proc / "self"):
+        point = mount.point.decode(errors="backslashreplace")  # to be stored as text
+        if mount.filesystem in host.ON_DISK and mount.device not in seen and not point.startswith(_POD_MOUNTS):
+            seen.add(mount.device)
+            yield point, b"ro" not in mount.filesystem_options

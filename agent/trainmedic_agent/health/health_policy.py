@@ -19,8 +19,7 @@ class HealthPolicy(Struct, frozen=True):
 
 def read_health(raw: object, faults: list[FieldFault]) -> HealthPolicy:
     """Append what is wrong to `faults`."""
-    reader = MappingReader(("health",), raw, faults)
-    reader.refuse_unknown_keys(HealthPolicy.__struct_fields__)
+    reader = MappingReader(("health",), raw, HealthPolicy.__struct_fields__, faults)
     probe = reader.each("probe", mapping_reader.text)
     if probe and not probe[0].startswith("/"):
         reader.fault(("probe",), f"{probe[0]!r} must be an absolute path, such as /opt/train/bin/trainmedic-probe")

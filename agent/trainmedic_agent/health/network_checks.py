@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trainmedic_agent.health.checks import CheckResults, HealthCheck, HealthValue, HealthVerdict, ValueKind, checked
-from trainmedic_agent.health.sysfs import UnknownIfUnread, entries, number, pcie_checks, text
+from trainmedic_agent.health.sysfs import entries, number, pcie_checks, text, unknown_if_unread
 
 _IS_UP = 1  # IFF_UP: an administrator has switched it on
 _INFINIBAND = 32  # ARPHRD_INFINIBAND: its port is checked instead
@@ -19,14 +19,14 @@ _FRAME_ERRORS = ("rx_crc_errors", "rx_frame_errors")
 def network_checks(sys: Path) -> CheckResults:
     """Check each link. One that is down is compared with its record only: it may never have been used."""
     results = CheckResults()
-    with UnknownIfUnread(results, "link", ""):
+    with unknown_if_unread(results, "link", ""):
         for interface in entries(sys / "class" / "net"):
-            with UnknownIfUnread(results, "link", interface.name):
+            with unknown_if_unread(results, "link", interface.name):
                 # Virtual interfaces have no device.
                 if (interface / "device").exists() and number(interface / "type") != _INFINIBAND:
                     _add_interface(interface, results)
         for device in entries(sys / "class" / "infiniband"):
-            with UnknownIfUnread(results, "link", device.name):
+            with unknown_if_unread(results, "link", device.name):
                 results.checks += pcie_checks(device / "device", device.name)
                 for port in entries(device / "ports"):
                     _add_port(port, f"{device.name}/{port.name}", results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 from collections.abc import Iterator
@@ -51,20 +52,13 @@ def entries(directory: Path) -> Iterator[Path]:
             raise
 
 
-class UnknownIfUnread:
-    """Context that turns a failed reading into an unknown check."""
-
-    def __init__(self, results: CheckResults, name: str, part: str) -> None:
-        self._results, self._name, self._part = results, name, part
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if not isinstance(error, (OSError, ValueError)):
-            return False
-        self._results.checks.append(not_read(self._name, self._part, error))
-        return True
+@contextlib.contextmanager
+def unknown_if_unread(results: CheckResults, name: str, part: str) -> Iterator[None]:
+    """Turn a failed reading into an unknown check."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        results.checks.append(not_read(name, part, error))
 
 
 def pcie_checks(device: Path, part: str) -> Iterator[HealthCheck]:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic_agent.counters import AgentCounters
@@ -52,14 +52,6 @@ STARTING = "the log reader process of this node has not connected yet"
 AWAY = "the log reader process of this node does not answer; restarting it"
 
 
-class FindingOutlet(Protocol):
-    """See `FindingRelay`."""
-
-    def offer(self, batch: FindingBatch, generation: int) -> bool:
-        """Return False if Redis does not have all of the previous batch."""
-        ...
-
-
 class AgentEnd:
     def __init__(
         self,
@@ -68,7 +60,7 @@ class AgentEnd:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._socket = socket
-        self.findings: FindingOutlet | None = None
+        self.offer: Callable[[FindingBatch, int], bool] | None = None  # see `FindingRelay`
         self._counters = counters
         self._monotonic = monotonic
         self._changed = threading.Condition()
@@ -239,7 +231,7 @@ class AgentEnd:
                 self._stopping.wait(1.0)
             except Exception:  # thread boundary: a broken link must not prevent the next
                 log.exception("link to the log reader continues after an unexpected error")
-                self._counters.loop_error("log-link")
+                self._counters.loop_errors.add("log-link")
                 self._stopping.wait(1.0)
 
     def _serve(self, stream: FrameStream, peer: Peer) -> None:
@@ -273,7 +265,7 @@ class AgentEnd:
     def _handle(self, message: ReaderMessage) -> None:
         """Raises FrameFault."""
         if isinstance(message, FindingBatch):
-            if self.findings is None or not self.findings.offer(message, self.generation):
+            if self.offer is None or not self.offer(message, self.generation):
                 raise FrameFault("findings arrived before earlier ones were acknowledged")
             return
         with self._changed:
@@ -299,8 +291,8 @@ class AgentEnd:
         for loop, count in pong.loop_errors.items():
             if loop not in self._loop_errors and len(self._loop_errors) >= _MOST_LOOPS:
                 continue
-            for _ in range(min(count - self._loop_errors.get(loop, 0), _MOST_LOOP_ERRORS)):
-                self._counters.loop_error(loop)
+            if (fresh := count - self._loop_errors.get(loop, 0)) > 0:
+                self._counters.loop_errors.add(loop, min(fresh, _MOST_LOOP_ERRORS))
             self._loop_errors[loop] = count
 
     def _log_event(self, event: str, reason: str) -> None:

@@ -19,35 +19,34 @@ from trainmedic_logs.domain.log_search import READ, WITHDRAW
 _THREAD_SECONDS = 0.5  # for a thread to end
 
 
-class LinkedReading:
-    def __init__(self, link: AgentEnd, relay: FindingRelay, news: ReaderNews, supervisor: ReaderSupervisor) -> None:
-        self._link = link
-        self._relay = relay
-        self._news = news
-        self._supervisor = supervisor
+class LinkedReading(Struct, frozen=True):
+    link: AgentEnd
+    relay: FindingRelay
+    news: ReaderNews
+    supervisor: ReaderSupervisor
 
     def start(self) -> None:
-        self._link.start()
-        self._relay.start()
-        self._news.start()
-        self._supervisor.start()
+        self.link.start()
+        self.relay.start()
+        self.news.start()
+        self.supervisor.start()
 
     def stop(self, timeout: float) -> None:
-        self._supervisor.halt()
-        self._link.ask_to_stop()
-        self._link.wait_for_end(timeout)
-        self._supervisor.stop()
-        self._link.stop()
-        self._news.stop(_THREAD_SECONDS)
-        self._relay.stop(_THREAD_SECONDS)
+        self.supervisor.halt()
+        self.link.ask_to_stop()
+        self.link.wait_for_end(timeout)
+        self.supervisor.stop()
+        self.link.stop()
+        self.news.stop(_THREAD_SECONDS)
+        self.relay.stop(_THREAD_SECONDS)
 
     def presence(self) -> Mapping[str, Any]:
-        status = self._link.status
+        status = self.link.status
         values: dict[str, Any] = {"rules": status.rules, "files": status.files}
         if status.kernel is not None:
             values["kernel"] = status.kernel
-        if self._relay.clock_error is not None:
-            values["clock_error"] = round(self._relay.clock_error, 6)
+        if self.relay.clock_error is not None:
+            values["clock_error"] = round(self.relay.clock_error, 6)
         if status.waiting:
             values["waiting"] = status.waiting
         if problem := self._problem(status):
@@ -59,18 +58,18 @@ class LinkedReading:
         return {"logs": values}
 
     def _problem(self, status: ReaderStatus) -> str:
-        if self._link.is_up:
+        if self.link.is_up:
             return status.problem
-        return AWAY if self._link.generation or self._supervisor.restarts else STARTING
+        return AWAY if self.link.generation or self.supervisor.restarts else STARTING
 
     def metrics(self) -> Iterator[Metric]:
         yield from metric_families.reader_families(
-            is_up=self._link.is_up,
-            restarts=self._supervisor.restarts,
-            clock_error=self._relay.clock_error,
-            uid=self._link.status.uid,
+            is_up=self.link.is_up,
+            restarts=self.supervisor.restarts,
+            clock_error=self.relay.clock_error,
+            uid=self.link.status.uid,
         )
-        yield from metric_families.from_messages(self._link.metrics())
+        yield from metric_families.from_messages(self.link.metrics())
 
 
 class LinkedSearch(Struct, frozen=True):

@@ -56,7 +56,7 @@ class ReaderNews:
                 self._round()
             except Exception:  # thread boundary: a failing driver or file must not prevent greetings
                 log.exception("updates to the log reader continue after an unexpected error")
-                self._counters.loop_error("log-news")
+                self._counters.loop_errors.add("log-news")
                 self._stopping.wait(1.0)
             self._link.wait_for_another(self._generation, _LOOK_SECONDS)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from trainmedic.errors import ConfigurationError
+from trainmedic_agent.privileges import effective_mask
 from trainmedic_core import confined_child, kill_as_user
 
 DEFAULT_USER = "trainmedic-reader"
@@ -240,14 +241,8 @@ def _has_account(number: int) -> bool:
 
 def _has(*capabilities: int) -> bool:
     """Return whether this process has all capabilities; if unknown, whether it is root."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("CapEff:"):
-                mask = int(line.split()[1], 16)
-                return all(mask >> capability & 1 for capability in capabilities)
-    except OSError:
-        pass
-    return os.geteuid() == 0
+    mask = effective_mask("self")
+    return os.geteuid() == 0 if mask is None else all(mask >> capability & 1 for capability in capabilities)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

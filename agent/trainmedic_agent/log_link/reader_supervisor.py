@@ -86,7 +86,7 @@ class ReaderSupervisor:
                 self.round()
             except Exception:  # thread boundary: a failed start must not end the supervision
                 log.exception("supervision of the log reader continues after an unexpected error")
-                self._counters.loop_error("log-reader")
+                self._counters.loop_errors.add("log-reader")
                 self._stopping.wait(1.0)
             self._stopping.wait(_LOOK_SECONDS)
         child = self._child

@@ -12,6 +12,8 @@ import os
 import socket
 import threading
 
+import msgspec
+
 from trainmedic_agent.log_opening import opener_frames
 from trainmedic_agent.log_opening.node_files import LogRefused, NamedBy, NodeFiles
 from trainmedic_agent.log_opening.opener_frames import (
@@ -44,7 +46,7 @@ class FileOpener:
         self._free_connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
     def serve(self, connection: socket.socket) -> None:
-        reader = FrameReader(connection)
+        reader: FrameReader[Request] = FrameReader(connection, msgspec.msgpack.Decoder(Request))
         with connection, contextlib.suppress(OSError):
             while (received := self._next(reader)) is not None:
                 request, descriptor = received
@@ -55,10 +57,10 @@ class FileOpener:
                     os.close(descriptor)
                 self._answer(connection, request)
 
-    def _next(self, reader: FrameReader) -> tuple[Request, int | None] | None:
+    def _next(self, reader: FrameReader[Request]) -> tuple[Request, int | None] | None:
         """Return None at the end, or after an invalid frame."""
         try:
-            return reader.request()
+            return reader.next()
         except FrameError as error:
             log.warning("closing a connection to the opener: invalid frame", extra={"reason": str(error)})
             return None

@@ -7,6 +7,8 @@ import threading
 import weakref
 from collections.abc import Sequence
 
+import msgspec
+
 from trainmedic_agent.log_opening import opener_frames
 from trainmedic_agent.log_opening.node_files import FileFacts, ListedName, Listing, LogRefused, NamedBy
 from trainmedic_agent.log_opening.opener import MOST_NAMES
@@ -83,7 +85,7 @@ class OpenerClient:
         """Raises OSError, LogRefused."""
         connection: _Connection = self._local.connection
         try:
-            received = connection.reader.answer()
+            received = connection.reader.next()
         except (FrameError, OSError) as error:
             self._forget_connection()
             raise _broken(str(error)) from error
@@ -121,7 +123,7 @@ class OpenerClient:
 class _Connection:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self.reader = FrameReader(connection)
+        self.reader: FrameReader[OpenerAnswer] = FrameReader(connection, msgspec.msgpack.Decoder(OpenerAnswer))
 
     def close(self) -> None:
         self.socket.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import os
 import socket
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -85,6 +85,9 @@ Request = OpenFile | ListDirectory | InspectEntries | AddConnection
 OpenerAnswer = Opened | ListedPage | InspectedEntries | RefusedAnswer | Failed
 
 
+MessageT = TypeVar("MessageT")
+
+
 class FrameError(Exception):
     """The other side sent an invalid frame."""
 
@@ -101,21 +104,23 @@ def send(connection: socket.socket, message: Request | OpenerAnswer, descriptor:
     connection.sendall(frame[sent:])
 
 
-class FrameReader:
-    def __init__(self, connection: socket.socket) -> None:
+class FrameReader(Generic[MessageT]):
+    def __init__(self, connection: socket.socket, decoder: msgspec.msgpack.Decoder[MessageT]) -> None:
         self._connection = connection
-        self._requests = msgspec.msgpack.Decoder(Request)
-        self._answers = msgspec.msgpack.Decoder(OpenerAnswer)
+        self._decoder = decoder
 
-    def request(self) -> tuple[Request, int | None] | None:
-        """Return the request and its descriptor; None at the end. Raises OSError, FrameError."""
+    def next(self) -> tuple[MessageT, int | None] | None:
+        """Return the message and its descriptor; None at the end. Raises OSError, FrameError."""
         frame = self._frame()
-        return None if frame is None else (_decoded(self._requests, *frame), frame[1])
-
-    def answer(self) -> tuple[OpenerAnswer, int | None] | None:
-        """Return the answer and its descriptor; None at the end. Raises OSError, FrameError."""
-        frame = self._frame()
-        return None if frame is None else (_decoded(self._answers, *frame), frame[1])
+        if frame is None:
+            return None
+        body, descriptor = frame
+        try:
+            return self._decoder.decode(body), descriptor
+        except (msgspec.DecodeError, ValueError) as error:
+            if descriptor is not None:
+                os.close(descriptor)
+            raise FrameError(str(error)) from error
 
     def _frame(self) -> tuple[bytes, int | None] | None:
         space = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
@@ -155,15 +160,3 @@ def _descriptor(control: list[tuple[int, int, bytes]]) -> int | None:
     for extra in descriptors[1:]:
         os.close(extra)
     return descriptors[0] if descriptors else None
-
-
-_MessageT = TypeVar("_MessageT")
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[_MessageT], body: bytes, descriptor: int | None) -> _MessageT:
-    try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, ValueError) as error:
-        if descriptor is not None:
-            os.close(descriptor)
-        raise FrameError(str(error)) from error

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import os
 import platform
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -23,17 +24,10 @@ _MOST_CAPABILITIES = 64
 _WORD_BITS = 32
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _NEEDED = 1 << _SETGID_BIT | 1 << _SETUID_BIT
-_VERSION_3 = 0x20080522
+_HEADER = struct.pack("Ii", 0x20080522, 0)  # version 3 of capget(2), this thread
+_SETS = struct.Struct("6I")
 _NO_ID = 0xFFFFFFFF
 _EXIT_CODE = 70  # EX_SOFTWARE
-
-
-class _Capabilities(ctypes.Structure):
-    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
-
-
-class _Header(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
 
 
 class ThreadRights:
@@ -115,13 +109,11 @@ class ThreadRights:
 
     def _capabilities(self) -> list[int]:
         """Return effective, permitted and inheritable capabilities 0 to 31, then 32 to 63."""
-        header, data = _Header(_VERSION_3, 0), (_Capabilities * 2)()
-        if self._libc.capget(ctypes.byref(header), data) != 0:
+        header, data = ctypes.create_string_buffer(_HEADER), ctypes.create_string_buffer(_SETS.size)
+        if self._libc.capget(header, data) != 0:
             raise OSError(ctypes.get_errno(), "the capabilities of this thread cannot be read")
-        return [value for each in data for value in (each.effective, each.permitted, each.inheritable)]
+        return list(_SETS.unpack(data.raw))
 
     def _set_capabilities(self, values: Sequence[int]) -> None:
-        header = _Header(_VERSION_3, 0)
-        data = (_Capabilities * 2)(_Capabilities(*values[:3]), _Capabilities(*values[3:]))
-        if self._libc.capset(ctypes.byref(header), data) != 0:
+        if self._libc.capset(_HEADER, _SETS.pack(*values)) != 0:
             raise OSError(ctypes.get_errno(), "the capabilities of this thread cannot be changed")

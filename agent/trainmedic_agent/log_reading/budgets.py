@@ -16,8 +16,7 @@ from msgspec import Struct
 HALF_LIFE = 60.0  # seconds
 _LEAST_SECONDS = 1e-6  # seconds per turn, so that turns alternate under a stopped clock
 _MOST_REMEMBERED = 20_000  # jobs and users
-_HOUR = 3600.0  # seconds
-_LINE_PERIOD = 10.0  # seconds of budget that a job can save
+HOUR = 3600.0  # seconds
 _USER_FACTOR = 4  # a user's budget, as a multiple of a job's
 # Share of its budget that a job has even if its user's is used up: a user's jobs cannot silence each other.
 _FREE_SHARE = 0.02
@@ -169,25 +168,8 @@ class HourlyBudget:
     def _left_of(self, job_or_user: BudgetOwner, now: float) -> float:
         most = self._most if job_or_user.job is not None else _USER_FACTOR * self._most
         left, at = self._left.get(job_or_user, (most, now))
-        return min(left + (now - at) * most / _HOUR, most)
+        return min(left + (now - at) * most / HOUR, most)
 
     def _forget(self) -> None:
         kept = heapq.nlargest(_MOST_REMEMBERED // 2, self._left.items(), key=lambda item: item[1][1])
         self._left = dict(kept)
-
-
-class SharedLines:
-    def __init__(self, per_second: int, monotonic: Callable[[], float] = time.monotonic) -> None:
-        # An hourly budget with a faster clock.
-        self._budget = HourlyBudget(per_second * _LINE_PERIOD, lambda: monotonic() * _HOUR / _LINE_PERIOD)
-
-    def within(self, owner: BudgetOwner, count: int) -> int:
-        """Return how many of `count` lines may be processed: all, half, a quarter, and so on."""
-        if count == 0 or self._budget.take(owner, count):
-            return count
-        part = count
-        while part > 1:
-            part //= 2
-            if self._budget.take(owner, part):
-                return part
-        return 0

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 from msgspec import Struct
 
@@ -21,7 +20,7 @@ _MOST_KEPT = 2000  # entries
 
 class _Entry(Struct):
     count: int
-    since: float  # Unix time of the first cut
+    since: datetime  # first cut
     seen: float  # monotonic time of the last one
 
 
@@ -48,8 +47,8 @@ class CutRecord:
         with self._lock:
             return {kind.value: self._totals[kind] for kind in CutKind}
 
-    def cuts(self, node: str = "") -> list[LogCut]:
-        """Return the latest cuts of each kind, of `node`."""
+    def cuts(self) -> list[LogCut]:
+        """Return the latest cuts of each kind, without the node."""
         with self._lock:
             self._forget()
             by_kind: dict[CutKind, list[tuple[BudgetOwner, _Entry]]] = {}
@@ -57,14 +56,10 @@ class CutRecord:
                 by_kind.setdefault(what, []).append((owner, entry))
         most_of_kind = max(MOST_REPORTED // max(len(by_kind), 1), 1)
         return [
-            LogCut(node, owner.job and owner.job[:LONGEST_JOB], owner.uid, what, entry.count, _at(entry.since))
+            LogCut("", owner.job and owner.job[:LONGEST_JOB], owner.uid, what, entry.count, entry.since)
             for what, entries in sorted(by_kind.items())
             for owner, entry in heapq.nlargest(most_of_kind, entries, key=lambda item: (item[1].seen, item[1].count))
         ]
-
-    def presence(self) -> dict[str, Any]:
-        cuts = self.cuts()
-        return {"cuts": [cut.plain() for cut in cuts]} if cuts else {}
 
     def _put(self, owner: BudgetOwner, what: CutKind, count: int, *, is_sum: bool) -> None:
         monotonic = self._monotonic()
@@ -74,7 +69,7 @@ class CutRecord:
             if entry is None or monotonic - entry.seen > FORGOTTEN_AFTER:
                 if len(self._entries) >= _MOST_KEPT:
                     self._forget()
-                entry = self._entries[owner, what] = _Entry(0, self._now(), monotonic)
+                entry = self._entries[owner, what] = _Entry(0, datetime.fromtimestamp(self._now(), UTC), monotonic)
             entry.count = entry.count + count if is_sum else count
             entry.seen = monotonic
 
@@ -84,7 +79,3 @@ class CutRecord:
         if len(self._entries) >= _MOST_KEPT:
             newest = heapq.nlargest(_MOST_KEPT // 2, self._entries.items(), key=lambda item: item[1].seen)
             self._entries = dict(newest)
-
-
-def _at(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

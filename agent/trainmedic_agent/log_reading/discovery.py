@@ -6,12 +6,14 @@ waiting time.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from trainmedic.wire import log_layout
 from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, NodeFiles, UnreadReason
@@ -19,7 +21,6 @@ from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns
 from trainmedic_agent.log_reading.cut_record import CutRecord
 from trainmedic_agent.log_reading.directory_look import DirectoryLook, LookPlace
-from trainmedic_agent.log_reading.directory_names import DirectoryNames
 from trainmedic_agent.log_reading.finders import Finder, LayoutFinder, NamedFiles, PatternFinder, PodFinder
 from trainmedic_agent.log_reading.job_look import DueUnit, LargeLooks, Looked, look_at
 from trainmedic_agent.log_reading.job_sources import JobSources
@@ -31,6 +32,7 @@ from trainmedic_agent.log_reading.scan_units import (
     SMALL_ENTRIES,
     SMALL_SECONDS,
     USER_SECONDS,
+    DirectoryNames,
     FileKey,
     FoundFile,
     ScanBudget,
@@ -46,6 +48,7 @@ from trainmedic_logs.domain.log_cuts import CutKind
 
 PODS = "/var/log/pods"
 _MOST_WAITING = 20.0  # see `FairTurns`: requests to the opener take two to ten times the processor time
+_STOP_CHECK_SECONDS = 0.1  # between looks of a waiting search whether to stop
 MOST_ENTRIES = 2_000_000  # entries directly in a policy directory
 
 
@@ -79,9 +82,7 @@ class Discovery:
         kernel_file: str | None = None,
         cuts: CutRecord | None = None,
         files: NodeFiles = OwnFiles(),
-        names: DirectoryNames | None = None,
     ) -> None:
-        """`names` are shared with other scanners."""
         self._policy = policy
         self._node = node
         self._files = files
@@ -100,8 +101,8 @@ class Discovery:
             directory, _, name = kernel_file.rpartition("/")
             self._tops.append((directory, NamedFiles({name: Origin("kernel", node)})))
         self._turns = FairTurns(most_waiting=_MOST_WAITING)
-        shared = names or DirectoryNames()
-        self._units = [UnitTable(policy, node, self._cuts, files, shared) for _ in self._tops]
+        names = DirectoryNames()
+        self._units = [UnitTable(policy, node, self._cuts, files, names) for _ in self._tops]
         self.large = LargeLooks(files, policy.max_job_entries)  # looks at large jobs, made by another thread
         self._known: Collection[FileKey] = ()  # see `scan`
         self._late = 0
@@ -113,14 +114,13 @@ class Discovery:
         known: Collection[FileKey],
         is_stopping: Callable[[], bool],
         seconds: float | None = None,
-        job_seconds: float = 0.0,
         *,
         is_asked: bool = False,
     ) -> Scan:
         """Scan the due jobs; all, without time limits, if `seconds` is None. `known`: files followed under any name.
 
-        It ends after about `seconds`, a small job's scan after `job_seconds` or `SMALL_SECONDS` if longer. For jobs not
-        reached, the previous result counts. `is_asked`: a caller waits, so cheap units are scanned early.
+        It ends after about `seconds`, a small job's scan after `SMALL_SECONDS`. For jobs not reached, the previous
+        result counts. `is_asked`: a caller waits, so cheap units are scanned early.
         """
         self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
@@ -129,7 +129,7 @@ class Discovery:
             tops.append(self._scan_top(path, finder, units, budget, refused))
             is_cut |= budget.is_cut
         self._late = 0
-        is_cut |= self._look_at_units(tops, is_stopping, seconds, job_seconds, CHEAP_SECONDS if is_asked else 0.0)
+        is_cut |= self._look_at_units(tops, is_stopping, seconds, CHEAP_SECONDS if is_asked else 0.0)
         return self._merged(tops, refused, is_cut)
 
     def _merged(self, tops: Sequence[_Top], refused: Counter[UnreadReason], is_cut: bool) -> Scan:
@@ -175,7 +175,6 @@ class Discovery:
         tops: Sequence[_Top],
         is_stopping: Callable[[], bool],
         seconds: float | None,
-        job_seconds: float,
         cheap: float,
     ) -> bool:
         """Return whether a unit had too many entries."""
@@ -193,8 +192,7 @@ class Discovery:
             if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
                 self._is_behind = True
                 break
-            allowed = None if seconds is None else max(SMALL_SECONDS, job_seconds)
-            budget = ScanBudget(entries, is_stopping, allowed)
+            budget = ScanBudget(entries, is_stopping, None if seconds is None else SMALL_SECONDS)
             looked = look_at(unit, changed_ns, self._files, self._known, budget, is_stopping)
             is_cut |= self._store_result(looked, count)
             self._late -= not self._is_partial(looked)
@@ -290,3 +288,51 @@ def _add_once(files: dict[FileKey, FoundFile], file: FoundFile) -> None:
 
 def is_dump(file: FoundFile) -> bool:
     return file.origin is not None and file.origin.source == log_layout.FLIGHT_RECORDER
+
+
+class SharedScan:
+    """The reader's latest scan, shared with searches, which request the next one at once."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._begun = self._ended = 0
+        self._is_wanted = self._is_stopped = False
+        self._latest = Scan((), {})
+
+    # --- called by the scanning thread ---
+
+    def begin(self) -> bool:
+        """Return whether a search waits."""
+        with self._changed:
+            self._begun += 1
+            is_wanted, self._is_wanted = self._is_wanted, False
+            return is_wanted
+
+    def end(self, scan: Scan) -> None:
+        with self._changed:
+            self._ended, self._latest = self._begun, scan
+            self._changed.notify_all()
+
+    def pause(self, seconds: float) -> None:
+        """Wait up to `seconds` until a search requests a scan."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_wanted or self._is_stopped, seconds)
+
+    def stop(self) -> None:
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+    # --- called by the searching thread ---
+
+    def scan(self, is_stopping: Callable[[], bool], seconds: float) -> Scan:
+        """Return a scan that began after this call; after `seconds` or a stop the last one, marked as stale."""
+        until = time.monotonic() + seconds
+        with self._changed:
+            begun, self._is_wanted = self._begun, True
+            self._changed.notify_all()
+            while self._ended <= begun:
+                if is_stopping() or self._is_stopped or time.monotonic() > until:
+                    return replace(self._latest, is_stale=True)
+                self._changed.wait(_STOP_CHECK_SECONDS)
+            return self._latest

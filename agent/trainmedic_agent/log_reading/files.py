@@ -10,8 +10,8 @@ import errno
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from operator import itemgetter
@@ -25,10 +25,8 @@ from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns
 from trainmedic_agent.log_reading.cut_record import CutRecord
 from trainmedic_agent.log_reading.discovery import Scan
-from trainmedic_agent.log_reading.file_shares import shares
 from trainmedic_agent.log_reading.followed_file import KnownFile, known_file, microseconds
 from trainmedic_agent.log_reading.log_files import FARTHEST_BEHIND, LARGEST_READ, FilePosition, GrowingFile, ReadSizes
-from trainmedic_agent.log_reading.log_policy import DEFAULT_MAX_JOB_FILES
 from trainmedic_agent.log_reading.scan_units import FileKey, FoundFile
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
@@ -132,10 +130,10 @@ class FileFollowing(Generic[FollowedT]):
         counters: FileCounts,
         *,
         max_files: int,
+        max_job_files: int,
         now: Callable[[], datetime],
         monotonic: Callable[[], float] = time.monotonic,
         sizes: ReadSizes = ReadSizes(),
-        max_job_files: int = DEFAULT_MAX_JOB_FILES,
         cuts: CutRecord | None = None,
         files: NodeFiles = OwnFiles(),
     ) -> None:
@@ -314,7 +312,7 @@ class FileFollowing(Generic[FollowedT]):
             self._unopened[key] = UnreadReason.FORBIDDEN
             return None
         except OSError as error:  # else vanished or replaced
-            if error.errno == errno.EMFILE:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # this process's limit, or the node's
                 self._unopened[key] = UnreadReason.TOO_MANY
             return None
         if chosen.is_of_first_scan and key not in self._known:
@@ -376,3 +374,59 @@ class FileFollowing(Generic[FollowedT]):
             known = known_file(kept)
             if known is not None:
                 self._known[known.position.device, known.position.inode] = known
+
+
+class FileShares(Struct, frozen=True):
+    opened: Sequence[FoundFile]  # wanted files to open
+    closed: Sequence[FileKey]  # followed files to close
+    left_out: Mapping[BudgetOwner, int]  # number of files neither opened nor kept open
+
+
+def shares(
+    followed: Mapping[FileKey, BudgetOwner], wanted: Iterable[FoundFile], most: int, most_of_job: int
+) -> FileShares:
+    """Choose at most `most` files, and `most_of_job` per job, from users and their jobs in turn.
+
+    A job's followed files precede its `wanted` ones, which are in order of importance.
+    """
+    queues: dict[BudgetOwner, deque[FoundFile | FileKey]] = {}
+    for key, owner in followed.items():
+        queues.setdefault(owner, deque()).append(key)
+    for file in wanted:
+        queues.setdefault(file.owner, deque()).append(file)
+    left_out: Counter[BudgetOwner] = Counter()
+    closed: list[FileKey] = []
+    for owner, queue in queues.items():
+        if owner.job is not None and len(queue) > most_of_job:
+            _leave_out([queue.pop() for _ in range(len(queue) - most_of_job)], owner, closed, left_out)
+    opened: list[FoundFile] = []
+    room = most
+    users: dict[int | None, deque[BudgetOwner]] = {}
+    for owner in queues:
+        users.setdefault(owner.uid, deque()).append(owner)
+    waiting = deque(users.values())
+    while waiting and room > 0:
+        jobs = waiting.popleft()
+        owner = jobs.popleft()
+        queue = queues[owner]
+        if not queue:
+            if jobs:
+                waiting.appendleft(jobs)
+            continue
+        chosen = queue.popleft()
+        room -= 1
+        if isinstance(chosen, FoundFile):
+            opened.append(chosen)
+        jobs.append(owner)
+        waiting.append(jobs)
+    for owner, queue in queues.items():
+        _leave_out(queue, owner, closed, left_out)
+    return FileShares(opened, closed, left_out)
+
+
+def _leave_out(
+    files: Collection[FoundFile | FileKey], owner: BudgetOwner, closed: list[FileKey], left_out: Counter[BudgetOwner]
+) -> None:
+    if files:
+        left_out[owner] += len(files)
+        closed.extend(file for file in files if not isinstance(file, FoundFile))

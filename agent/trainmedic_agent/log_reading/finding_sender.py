@@ -71,7 +71,7 @@ class FindingSender:
                 if self._log_limit.lets_through():
                     log.error("cannot read findings from the journal", extra={"reason": str(error)})
             except Exception:  # thread boundary: otherwise no finding would be sent any more
-                self._counters.loop_error(NAME)
+                self._counters.loop_errors.add(NAME)
                 if self._log_limit.lets_through():
                     log.exception("sending findings continues after an unexpected error")
             if not self._stopping.is_set():

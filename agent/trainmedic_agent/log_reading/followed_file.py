@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_agent.log_reading.line_budget import LineBudget, LinesOfJobs
+from trainmedic_agent.log_reading.job_budgets import LineBudget, LinesOfJobs
 from trainmedic_agent.log_reading.log_counters import LogCounters
 from trainmedic_agent.log_reading.log_files import FilePosition, GrowingFile
 from trainmedic_agent.log_reading.rule_runner import RuleRunner
@@ -102,14 +102,14 @@ class FollowedFile:
         quiet = monotonic - self.grown_at
         if not placed and quiet >= HALF_LINE_SECONDS and self.file.has_unfinished_line:
             placed = self.file.take_unfinished_line()
-        counters.add_bytes_left_out(self.file.left_out - self._left_out)
+        counters.bytes_left_out += self.file.left_out - self._left_out
         self._left_out = self.file.left_out
-        counters.add_lines(self.origin.source, len(placed))
+        counters.lines.add(self.origin.source, len(placed))
         self.stream.owner = self.file.owner
         kept = self._budget.within(placed, monotonic)
         if self._of_jobs is not None:
             kept = self._of_jobs.within(self.file.owner, kept)
-        counters.add_lines_left_out(self.origin.source, len(placed) - len(kept))
+        counters.lines_left_out.add(self.origin.source, len(placed) - len(kept))
         prefilter = self._runner.prefilter(self.origin.source)
         lines = [*self.stream.feed(kept, self._arrived(now), prefilter), *self.stream.flush(now)]
         if placed or lines:
@@ -145,7 +145,7 @@ class FollowedFile:
     def _restart(self, now: datetime) -> None:
         self._end_stream(now)
         self._runner.forget(self.key)
-        self._counters.add_truncation()
+        self._counters.truncations += 1
         if self._arrivals is not None:
             self._arrivals.forget(self._file_key)
         self.file.restart(microseconds(now))

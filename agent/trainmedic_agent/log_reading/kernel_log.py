@@ -227,8 +227,8 @@ class KernelStream:
         """Read new lines; return whether there may be more. Raises OSError."""
         lost = self.reader.lost
         placed = self.reader.read()
-        counters.add_kernel_lines_lost(self.reader.lost - lost)
-        counters.add_lines(self._origin.source, len(placed))
+        counters.kernel_lines_lost += self.reader.lost - lost
+        counters.lines.add(self._origin.source, len(placed))
         self._recent.extend(placed)
         lines = [*self.stream.feed(self._timed(placed, now), now), *self.stream.flush(now)]
         self._is_live = not placed or self._is_live

@@ -1,21 +1,19 @@
-"""Counters of log reading. Thread-safe."""
-
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Mapping
 
+from trainmedic_agent.counters import Counts
 from trainmedic_agent.log_reading.cut_record import CutRecord
 
 
 class LogCounters:
+    """Counters of log reading. Each number is written by one thread, `Counts` by any."""
+
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self.cuts = CutRecord()
-        self._lines: Counter[str] = Counter()
-        self._lines_left_out: Counter[str] = Counter()
-        self._findings: Counter[str] = Counter()
+        self.lines: Counts[str] = Counts()  # by source, as those left out
+        self.lines_left_out: Counts[str] = Counts()
+        self.findings: Counts[str] = Counts()  # by rule
         self.bytes_left_out = 0
         self.truncations = 0
         self.kernel_lines_lost = 0
@@ -26,39 +24,3 @@ class LogCounters:
         self.takes_rights = False  # True if files are opened with their users' rights, False if file modes are compared
         self.rules = ""  # version of the active rules, empty before the first
         self.problem = ""  # why findings cannot be stored, otherwise empty
-
-    def add_lines(self, source: str, count: int) -> None:
-        with self._lock:
-            self._lines[source] += count
-
-    def add_lines_left_out(self, source: str, count: int) -> None:
-        with self._lock:
-            self._lines_left_out[source] += count
-
-    def add_finding(self, rule: str) -> None:
-        with self._lock:
-            self._findings[rule] += 1
-
-    def add_bytes_left_out(self, count: int) -> None:
-        with self._lock:
-            self.bytes_left_out += count
-
-    def add_kernel_lines_lost(self, count: int) -> None:
-        with self._lock:
-            self.kernel_lines_lost += count
-
-    def add_truncation(self) -> None:
-        with self._lock:
-            self.truncations += 1
-
-    def all_lines(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._lines)
-
-    def all_lines_left_out(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._lines_left_out)
-
-    def all_findings(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._findings)

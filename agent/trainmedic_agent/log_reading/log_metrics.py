@@ -5,37 +5,30 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from trainmedic_agent.log_reading.log_counters import LogCounters
+from trainmedic_agent.metric_family import by_label, counter, gauge
 
 
 def families(counters: LogCounters, near: Callable[[], Mapping[str, int]]) -> Iterator[Metric]:
     """`near`: numbers of lines that nearly matched, by rule."""
-    cut = CounterMetricFamily(
-        "trainmedic_agent_log_cuts", "Cuts of log reading by budgets of jobs and users.", labels=["what"]
-    )
-    yield _with(cut, counters.cuts.totals())
     yield InfoMetricFamily("trainmedic_agent_log_rules", "The active log rules.", {"version": counters.rules})
-    files = GaugeMetricFamily("trainmedic_agent_log_files", "Followed files.", labels=["source"])
-    yield _with(files, counters.files)
-    refused = GaugeMetricFamily(
-        "trainmedic_agent_log_refused", "Files in log directories that are not read.", labels=["reason"]
+    files = by_label(counters.files)
+    yield gauge("trainmedic_agent_log_files", "Followed files.", ["source"], files)
+    refused = by_label(counters.refused)
+    yield gauge("trainmedic_agent_log_refused", "Files in log directories that are not read.", ["reason"], refused)
+    counts = (
+        ("cuts", "Cuts of log reading by budgets of jobs and users.", "what", counters.cuts.totals()),
+        ("lines", "Lines that were read.", "source", counters.lines.all()),
+        (
+            "lines_skipped",
+            "Lines not processed, because a file or job had too many.",
+            "source",
+            counters.lines_left_out.all(),
+        ),
+        ("findings", "Findings that began.", "rule", counters.findings.all()),
+        ("lines_near", "Lines with a rule's literal but no match: a wording may have changed.", "rule", near()),
     )
-    yield _with(refused, counters.refused)
-    lines = CounterMetricFamily("trainmedic_agent_log_lines", "Lines that were read.", labels=["source"])
-    yield _with(lines, counters.all_lines())
-    skipped = CounterMetricFamily(
-        "trainmedic_agent_log_lines_skipped",
-        "Lines not processed, because a file or job had too many.",
-        labels=["source"],
-    )
-    yield _with(skipped, counters.all_lines_left_out())
-    findings = CounterMetricFamily("trainmedic_agent_log_findings", "Findings that began.", labels=["rule"])
-    yield _with(findings, counters.all_findings())
-    nearly = CounterMetricFamily(
-        "trainmedic_agent_log_lines_near",
-        "Lines with a rule's literal but no match: a wording may have changed.",
-        labels=["rule"],
-    )
-    yield _with(nearly, near())
+    for name, text, label, values in counts:
+        yield counter(f"trainmedic_agent_log_{name}", text, [label], by_label(values))
     yield from _without_labels(counters)
 
 
@@ -66,11 +59,3 @@ def _without_labels(counters: LogCounters) -> Iterator[Metric]:
         "Updates of findings not in Redis yet.",
         counters.findings_waiting,
     )
-
-
-def _with(
-    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, int]
-) -> CounterMetricFamily | GaugeMetricFamily:
-    for key, value in sorted(values.items()):
-        family.add_metric([key], value)
-    return family

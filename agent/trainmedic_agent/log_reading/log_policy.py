@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct
 
@@ -17,12 +15,6 @@ from trainmedic_agent.log_shipping.ship_policy import ShipPolicy, read_ship
 from trainmedic_agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_logs.domain.log_sources import fault_of_source
 
-DEFAULT_MAX_FILES = 1000
-DEFAULT_MAX_LINES = 2000
-DEFAULT_MAX_JOB_FILES = 500
-DEFAULT_MAX_JOB_LINES = 20_000
-DEFAULT_MAX_JOB_ENTRIES = 100_000
-DEFAULT_MAX_JOB_FINDINGS = 500
 KERNEL_FILE = "/var/log/kern.log"
 _NAMESPACE = re.compile(r"[a-z0-9*?-]{1,63}\Z")
 
@@ -56,16 +48,16 @@ class LogsPolicy(Struct, frozen=True):
     pods: tuple[str, ...] = ()
     """Patterns of namespaces with container logs to read."""
     kernel: KernelLog | None = None  # None: not read
-    max_files: int = DEFAULT_MAX_FILES
+    max_files: int = 1000
     """Files followed, most recently written first."""
-    max_lines: int = DEFAULT_MAX_LINES
+    max_lines: int = 2000
     """Per second of a file; the kernel's log is unlimited."""
-    max_job_files: int = DEFAULT_MAX_JOB_FILES  # of one job, within `max_files`
-    max_job_lines: int = DEFAULT_MAX_JOB_LINES
+    max_job_files: int = 500  # of one job, within `max_files`
+    max_job_lines: int = 20_000
     """Per second of a job's files together."""
-    max_job_entries: int = DEFAULT_MAX_JOB_ENTRIES
+    max_job_entries: int = 100_000
     """Directory entries per scan."""
-    max_job_findings: int = DEFAULT_MAX_JOB_FINDINGS
+    max_job_findings: int = 500
     """Per hour."""
     ship: ShipPolicy | None = None
     """None if lines stay on the node."""
@@ -74,42 +66,34 @@ class LogsPolicy(Struct, frozen=True):
         return any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.pods)
 
 
-def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
+def read_logs(raw: object, faults: list[FieldFault]) -> LogsPolicy:
     """Parse the part. After an appended fault the result must not be used."""
-    reader = MappingReader(("logs",), section if section is not None else {}, faults)
-    reader.refuse_unknown_keys(LogsPolicy.__struct_fields__)
+    usual = LogsPolicy()
+    reader = MappingReader(("logs",), raw if raw is not None else {}, LogsPolicy.__struct_fields__, faults)
     return LogsPolicy(
         roots=reader.each("roots", _directory),
         paths=reader.each("paths", _directory),
-        files=_files(reader, section),
+        files=tuple(_file(reader, index, entry) for index, entry in enumerate(reader.listed("files"))),
         slurm=reader.each("slurm", _pattern),
         pods=reader.each("pods", _namespace),
         kernel=reader.optional("kernel", _kernel, None),
-        max_files=reader.optional("max_files", mapping_reader.whole(1, 20_000), DEFAULT_MAX_FILES),
-        max_lines=reader.optional("max_lines", mapping_reader.whole(10, 1_000_000), DEFAULT_MAX_LINES),
-        max_job_files=reader.optional("max_job_files", mapping_reader.whole(1, 20_000), DEFAULT_MAX_JOB_FILES),
-        max_job_lines=reader.optional("max_job_lines", mapping_reader.whole(10, 1_000_000), DEFAULT_MAX_JOB_LINES),
+        max_files=reader.optional("max_files", mapping_reader.whole(1, 20_000), usual.max_files),
+        max_lines=reader.optional("max_lines", mapping_reader.whole(10, 1_000_000), usual.max_lines),
+        max_job_files=reader.optional("max_job_files", mapping_reader.whole(1, 20_000), usual.max_job_files),
+        max_job_lines=reader.optional("max_job_lines", mapping_reader.whole(10, 1_000_000), usual.max_job_lines),
         max_job_entries=reader.optional(
-            "max_job_entries", mapping_reader.whole(100, 10_000_000), DEFAULT_MAX_JOB_ENTRIES
+            "max_job_entries", mapping_reader.whole(100, 10_000_000), usual.max_job_entries
         ),
         max_job_findings=reader.optional(
-            "max_job_findings", mapping_reader.whole(10, 1_000_000), DEFAULT_MAX_JOB_FINDINGS
+            "max_job_findings", mapping_reader.whole(10, 1_000_000), usual.max_job_findings
         ),
-        ship=read_ship(reader, section),
+        ship=reader.optional("ship", lambda ship: read_ship(reader, ship), None),
     )
-
-
-def _files(parent: MappingReader, section: object) -> tuple[FilesOfSource, ...]:
-    raw = section.get("files") if isinstance(section, Mapping) else None
-    entries: list[Any] = list(raw) if isinstance(raw, list | tuple) else [raw] if raw is not None else []
-    return tuple(_file(parent, index, entry) for index, entry in enumerate(entries))
 
 
 def _file(parent: MappingReader, index: int, raw: object) -> FilesOfSource:
-    reader = MappingReader(
-        (*parent.path, "files", index), {"path": raw} if isinstance(raw, str) else raw, parent.faults
-    )
-    reader.refuse_unknown_keys(FilesOfSource.__struct_fields__)
+    entry = {"path": raw} if isinstance(raw, str) else raw
+    reader = MappingReader((*parent.path, "files", index), entry, FilesOfSource.__struct_fields__, parent.faults)
     pattern = reader.required("path", _pattern, PathPattern("", "", ()))
     return FilesOfSource(pattern, reader.optional("source", _source, "training"))
 

@@ -16,23 +16,19 @@ from msgspec.structs import replace
 from trainmedic_agent.log_opening.node_files import NodeFiles
 from trainmedic_agent.log_reading import kernel_log, pstore
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_agent.log_reading.directory_names import DirectoryNames
-from trainmedic_agent.log_reading.discovery import Discovery, Scan
+from trainmedic_agent.log_reading.discovery import Discovery, Scan, SharedScan
 from trainmedic_agent.log_reading.dumps import DumpReading, ReadDumps
 from trainmedic_agent.log_reading.files import FileFollowing
-from trainmedic_agent.log_reading.finding_budget import FindingsOfJobs
 from trainmedic_agent.log_reading.finding_sender import FindingPort, FindingSender
 from trainmedic_agent.log_reading.followed_file import FollowedFile, followed_by
+from trainmedic_agent.log_reading.job_budgets import FindingsOfJobs, LinesOfJobs
 from trainmedic_agent.log_reading.kernel_log import KernelStream
-from trainmedic_agent.log_reading.line_budget import LinesOfJobs
 from trainmedic_agent.log_reading.log_counters import LogCounters
 from trainmedic_agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_agent.log_reading.log_store import LogStore, NodeBoot
 from trainmedic_agent.log_reading.reading_context import ReadingContext
-from trainmedic_agent.log_reading.rule_runner import RuleRunner
-from trainmedic_agent.log_reading.rules_in_force import RulesInForce
+from trainmedic_agent.log_reading.rule_runner import RuleRunner, RulesInForce
 from trainmedic_agent.log_reading.scan_units import FileKey
-from trainmedic_agent.log_reading.shared_scan import SharedScan
 from trainmedic_logs.domain.finding import Origin
 
 log = logging.getLogger(__name__)
@@ -70,7 +66,7 @@ class LogReader:
         read_dumps: ReadDumps,
         port: FindingPort,
         files: NodeFiles,
-        arrivals: ArrivalIndex | None = None,
+        arrivals: ArrivalIndex,
         shipping: ShipsLines | None = None,
         kmsg: str = kernel_log.KMSG,
         records: tuple[str, ...] = pstore.DIRECTORIES,
@@ -90,15 +86,13 @@ class LogReader:
         self._store = LogStore(context.database, boot, self.counters)
         cuts = self.counters.cuts
         of_jobs = FindingsOfJobs(policy.max_job_findings, cuts)
-        self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now, of_jobs=of_jobs)
+        self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now, of_jobs)
         self.rules = RulesInForce(self._store, self.runner)
         self._kept = self._store.positions()  # by log: an earlier process's; the kernel's is renewed after an error
-        self._way = kernel_log.choose_reading(policy.kernel, kmsg) if policy.kernel is not None else None
-        kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
+        self.kernel_way = kernel_log.choose_reading(policy.kernel, kmsg) if policy.kernel is not None else None
+        kernel_file = policy.kernel.path if policy.kernel and self.kernel_way is KernelReading.FILE else None
         self.scans = SharedScan()
-        self._discovery = Discovery(
-            policy, context.node, kernel_file=kernel_file, cuts=cuts, files=files, names=DirectoryNames()
-        )
+        self._discovery = Discovery(policy, context.node, kernel_file=kernel_file, cuts=cuts, files=files)
         self._following = FileFollowing(
             self.runner,
             followed_by(
@@ -145,14 +139,8 @@ class LogReader:
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
         self.runner.store_due(is_last=True)
-        if self._arrivals is not None:
-            self._arrivals.store_due(time.monotonic(), is_last=True)
+        self._arrivals.store_due(time.monotonic(), is_last=True)
         self._sender.stop(max(deadline - time.monotonic(), 0.5))
-
-    @property
-    def kernel_way(self) -> KernelReading | None:
-        """None if the kernel's log is not read."""
-        return self._way
 
     @property
     def problem(self) -> str:
@@ -171,7 +159,7 @@ class LogReader:
                 wait = run()
             except Exception:  # thread boundary: one log's error must not stop the others
                 log.exception("reading logs continues after an unexpected error", extra={"loop": name})
-                self._context.counters.loop_error(name)
+                self._context.counters.loop_errors.add(name)
                 wait = _PAUSE_AFTER_ERROR
             self._began.pop(name)
             if wait > 0:
@@ -181,8 +169,7 @@ class LogReader:
         began, used = time.monotonic(), time.thread_time()
         has_more = self._following.read()
         self.runner.store_due()
-        if self._arrivals is not None:
-            self._arrivals.store_due(began)
+        self._arrivals.store_due(began)
         # At most half of a core's time. Time spent waiting for a core or a file system is no reason to wait longer.
         used = time.thread_time() - used
         return used if has_more else max(POLL_SECONDS, used)
@@ -196,13 +183,11 @@ class LogReader:
         began_at = self._context.now()
         is_asked = self.scans.begin()
         scan = self._discovery.scan(known, self._stopping.is_set, TURN_SECONDS, is_asked=is_asked)
+        if scan.errors:
+            self._context.counters.loop_errors.add("log-scan", scan.errors)
         if not self._stopping.is_set():
             self.scans.end(scan)
-        if self._arrivals is not None and not self._stopping.is_set():
             self._arrivals.record_scan(scan.files, began_at, self._context.now())
-        for _ in range(scan.errors):
-            self._context.counters.loop_error("log-scan")
-        if not self._stopping.is_set():
             for user in (*users, self._dumps):
                 user.take_scan(scan)
         self.scans.pause(max(BEHIND_SECONDS if scan.is_behind else SCAN_SECONDS, time.thread_time() - used))
@@ -219,15 +204,15 @@ class LogReader:
             kept = self._kept.get(pstore.KEY, {})
             pstore.read_records(self.runner, origin, kept.get("place", {}), self._records, self._files)
             self.runner.store_due()
-        if self._way is KernelReading.FILE or self._way is None:
+        if self.kernel_way is KernelReading.FILE or self.kernel_way is None:
             self._stopping.wait()  # `_read_files` follows the file
             return 0.0
         try:
             if self._kernel is None:
-                self._kernel = self._open_kernel(self._way, origin)
+                self._kernel = self._open_kernel(self.kernel_way, origin)
             has_more = self._kernel.poll(self.runner, self.counters, self._context.now())
         except OSError as error:
-            self._close_kernel(f"the kernel's log cannot be read by {self._way}: {error.strerror or error}")
+            self._close_kernel(f"the kernel's log cannot be read by {self.kernel_way}: {error.strerror or error}")
             return _PAUSE_AFTER_ERROR
         self._kernel_problem = ""
         self.runner.store_due()
@@ -240,7 +225,7 @@ class LogReader:
             self._kept[self._kernel.key] = {"place": self._kernel.place_json(), "stream": {}}
             self._kernel.reader.close()
             self._kernel = None
-        self._context.counters.loop_error("log-kernel")
+        self._context.counters.loop_errors.add("log-kernel")
         if problem != self._kernel_problem:  # it is tried again every second
             log.error("cannot read the kernel's log", extra={"reason": problem})
         self._kernel_problem = problem

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
+from trainmedic.errors import TrainmedicError
 from trainmedic_agent.errors import JournalUnavailable
 from trainmedic_agent.log_reading.budgets import BudgetOwner
-from trainmedic_agent.log_reading.finding_budget import FindingsOfJobs
+from trainmedic_agent.log_reading.job_budgets import FindingsOfJobs
 from trainmedic_agent.log_reading.log_counters import LogCounters
-from trainmedic_agent.log_reading.log_policy import DEFAULT_MAX_JOB_FINDINGS
 from trainmedic_agent.log_reading.log_store import LogStore, OutgoingFinding
 from trainmedic_agent.log_reading.streams import LineStream, PendingExcerpt
 from trainmedic_logs.domain.finding import Excerpt, Finding
@@ -60,11 +60,10 @@ class RuleRunner:
         gpu_of: Callable[[str], str | None],
         counters: LogCounters,
         now: Callable[[], datetime],
+        of_jobs: FindingsOfJobs,
         monotonic: Callable[[], float] = time.monotonic,
-        of_jobs: FindingsOfJobs | None = None,
     ) -> None:
-        # Budgets of the jobs' findings.
-        self._of_jobs = of_jobs or FindingsOfJobs(DEFAULT_MAX_JOB_FINDINGS, counters.cuts)
+        self._of_jobs = of_jobs
         self._store = store
         self._gpu_of = gpu_of
         self._counters = counters
@@ -117,7 +116,7 @@ class RuleRunner:
                         continue
                     self._queue_update(finding, owner=source.stream.owner)
                     if not finding.is_over:
-                        self._counters.add_finding(finding.rule)
+                        self._counters.findings.add(finding.rule)
                         self._await_excerpt(source.stream, finding, line.place)
                 # These are reported only once they have lasted, but their excerpts must be taken now.
                 for finding in tracker.begun:
@@ -230,3 +229,58 @@ class RuleRunner:
             return self._store.finding_of(pending.update)
         except ValueError:  # another version's format
             return None
+
+
+class RulesInForce:
+    """The reader's active rules: the server's, or the last valid ones on disk. Not thread-safe."""
+
+    def __init__(self, store: LogStore, runner: RuleRunner) -> None:
+        self._store = store
+        self._runner = runner
+        self._active: tuple[datetime, bytes] | None = None  # time and text of the rules, as published
+        self._refused = ""  # why the last rules were rejected
+
+    def restore(self) -> None:
+        """Raises JournalUnavailable."""
+        try:
+            kept = self._store.rules()
+            problem = self._use(kept[1]) if kept is not None else ""
+        except ValueError as error:
+            kept, problem = None, str(error)
+        if problem:
+            log.error("cannot read log rules on disk", extra={"reason": problem})
+        else:
+            self._active = kept
+
+    def take(self, at: datetime, raw: bytes) -> None:
+        """Activate and store verified rules, unless they are older or cannot be compiled."""
+        if self._active is not None and (at < self._active[0] or (at, raw) == self._active):
+            return
+        if self._active is None or raw != self._active[1]:
+            problem = self._use(raw)
+            if problem:
+                self._refuse(problem)
+                return
+        self._refused = ""
+        self._active = (at, raw)
+        try:
+            self._store.keep_rules(at, raw)
+        except JournalUnavailable as error:
+            log.warning("cannot store log rules", extra={"reason": str(error)})
+
+    def _use(self, raw: bytes) -> str:
+        """Activate rules; return why they cannot be used, or ""."""
+        try:
+            rule_set = RuleSet.decode(raw)
+            self._runner.use(rule_set)
+        except (ValueError, TrainmedicError) as error:
+            return f"the log rules cannot be used here: {error}"
+        log.info("log rules", extra={"version": rule_set.version, "rules": len(rule_set.rules)})
+        if rule_set.left_out:
+            log.warning("skipping log rules of a newer server", extra={"rules": list(rule_set.left_out)})
+        return ""
+
+    def _refuse(self, reason: str) -> None:
+        if reason != self._refused:
+            self._refused = reason
+            log.error("rejecting new log rules; keeping the earlier ones", extra={"reason": reason})

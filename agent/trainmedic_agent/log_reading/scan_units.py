@@ -18,7 +18,6 @@ from trainmedic.wire import log_layout
 from trainmedic_agent.log_opening.node_files import FileFacts, NamedBy, NodeFiles, UnreadReason
 from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
 from trainmedic_agent.log_reading.cut_record import CutRecord
-from trainmedic_agent.log_reading.directory_names import DirectoryNames
 from trainmedic_agent.log_reading.finders import Finder, LayoutFinder, PodFinder, readable
 from trainmedic_agent.log_reading.job_sources import JobSources
 from trainmedic_agent.log_reading.log_policy import LogsPolicy
@@ -37,6 +36,7 @@ MOST_OF_USER = 10_000  # files per user
 _PAUSE_PER_COST = 50  # so a job's scans take at most a fiftieth of the time
 _LEAST_PAUSE = 1.0  # seconds between looks at a unit
 _UNITS_PER_SECOND = 1000  # most looks per second at all units together
+_MOST_DIRECTORIES = 50_000  # remembered names
 _QUIET_SECONDS = 60.0  # a unit without a write for this long waits twice as long
 
 FileKey = tuple[int, int]  # device and inode
@@ -145,6 +145,40 @@ class ScanUnit(Struct):
     @property
     def all_files(self) -> tuple[FoundFile, ...]:
         return (*self.files, *self.named)
+
+
+class _KnownDirectory(Struct, frozen=True):
+    first_name: str
+    latest_name: str
+    uid: int
+    written_ns: int
+
+
+class DirectoryNames:
+    """First names of job directories, so that a rename does not assign logs to another job.
+
+    Writers of a non-sticky directory can rename others' directories in it. A directory is identified by device, inode
+    and owner, if renamed also by its last change.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], _KnownDirectory] = {}
+
+    def first_of(self, name: str, facts: FileFacts) -> str:
+        """Record a directory's present name; return its first one."""
+        key = (facts.device, facts.inode)
+        known = self._known.pop(key, None)
+        # With another name and another time, it may be a new directory with the inode of a deleted one.
+        is_same = (
+            known is not None
+            and known.uid == facts.uid
+            and (known.written_ns == facts.written_ns or known.latest_name == name)
+        )
+        first = known.first_name if known is not None and is_same else name
+        self._known[key] = _KnownDirectory(first, name, facts.uid, facts.written_ns)
+        if len(self._known) > _MOST_DIRECTORIES:
+            del self._known[next(iter(self._known))]
+        return first
 
 
 class UnitTable:

@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cache
 
-from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_agent.log_reading.line_cutter import LineCutter
-from trainmedic_agent.log_reading.log_files import OpenLog
 from trainmedic_agent.log_search.line_clock import BEGINNING, SLACK, LineClock
 from trainmedic_agent.log_search.line_filter import LineFilter
 from trainmedic_agent.log_search.wanted_lines import FilePlace, LinesOfFile, ReadBudget
@@ -70,31 +68,25 @@ _QUIET_SECONDS = 10.0  # after this, a last line without line feed is complete
 class FileLines(LinesOfFile):
     def __init__(
         self,
-        path: str,
+        fd: int,
         origin: Origin,
         line_filter: LineFilter,
         budget: ReadBudget,
         arrivals: ArrivalIndex | None = None,
         zone: tzinfo | None = None,
-        open_log: OpenLog = OwnFiles().open,
     ) -> None:
-        """Open the file. If arrivals are known, read its end, to learn its zone. Raises OSError, LogRefused."""
-        self._fd = open_log(path)
-        try:
-            facts = os.fstat(self._fd)
-            self._size = facts.st_size
-            looked_at = datetime.now(UTC)
-            written_at = min(file_times.written_at(facts), looked_at)
-            known = arrivals.of((facts.st_dev, facts.st_ino), facts.st_size) if arrivals is not None else None
-            clock = LineClock(written_at, arrivals=known, born_at=born_at(self._fd), zone=zone)
-            super().__init__(f"{facts.st_dev:x}-{facts.st_ino:x}", origin, line_filter, clock, budget)
-            self._is_quiet = time.time() - facts.st_mtime > _QUIET_SECONDS
-            self._cutter = LineCutter()
-            if known is not None:
-                clock.learn_zone(self._last_stated())
-        except BaseException:  # no caller can close it
-            os.close(self._fd)
-            raise
+        """If arrivals are known, read the file's end, to learn its zone. Raises OSError."""
+        self._fd = fd
+        facts = os.fstat(fd)
+        self._size = facts.st_size
+        written_at = min(file_times.written_at(facts), datetime.now(UTC))
+        known = arrivals.of((facts.st_dev, facts.st_ino), facts.st_size) if arrivals is not None else None
+        clock = LineClock(written_at, arrivals=known, born_at=born_at(fd), zone=zone)
+        super().__init__(f"{facts.st_dev:x}-{facts.st_ino:x}", origin, line_filter, clock, budget)
+        self.is_whole = time.time() - facts.st_mtime > _QUIET_SECONDS
+        self._cutter = LineCutter()
+        if known is not None:
+            clock.learn_zone(self._last_stated())
 
     def begin(self, places: Mapping[str, FilePlace]) -> None:
         """Continue at this file's place, or before the first possible match. Raises OSError."""
@@ -115,23 +107,13 @@ class FileLines(LinesOfFile):
         begin = max(offset - _MARKED_BYTES, 0)
         return zlib.crc32(os.pread(self._fd, offset - begin, begin)) or 1  # 0 means no mark
 
-    def _queue_lines(self) -> bool:
-        read = len(self._waiting)
-        while len(self._waiting) == read:
-            if self._budget.is_spent:
-                self.has_more = self._cutter.offset < self._size
-                return False
-            self._skip_hole()
-            piece = os.pread(self._fd, min(PIECE, max(self._size - self._cutter.offset, 0)), self._cutter.offset)
-            self._budget.take(len(piece))
-            if piece:
-                self._waiting.extend(self._preselected(self._cutter.feed(piece)))
-            elif self._is_quiet and self._cutter.has_unfinished_line:
-                self._waiting.extend(self._cutter.take_unfinished_line())
-            else:
-                self.has_more = False
-                return False
-        return True
+    @property
+    def _has_unread(self) -> bool:
+        return self._cutter.offset < self._size
+
+    def _next_piece(self) -> bytes:
+        self._skip_hole()
+        return os.pread(self._fd, min(PIECE, max(self._size - self._cutter.offset, 0)), self._cutter.offset)
 
     def _skip_hole(self) -> None:
         data = self._next_data(self._cutter.offset)

@@ -7,9 +7,7 @@ import zlib
 from collections.abc import Mapping
 from datetime import tzinfo
 
-from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.line_cutter import LineCutter
-from trainmedic_agent.log_reading.log_files import OpenLog
 from trainmedic_agent.log_search.line_clock import LineClock
 from trainmedic_agent.log_search.line_filter import LineFilter
 from trainmedic_agent.log_search.wanted_lines import FilePlace, LinesOfFile, ReadBudget
@@ -23,25 +21,21 @@ _GZIP = 31  # zlib's `wbits` for gzip
 
 
 class PackedLines(LinesOfFile):
+    is_whole = True
+
     def __init__(
         self,
-        path: str,
+        fd: int,
         origin: Origin,
         line_filter: LineFilter,
         budget: ReadBudget,
         zone: tzinfo | None = None,
-        open_log: OpenLog = OwnFiles().open,
     ) -> None:
-        """Raises OSError, LogRefused."""
-        self._fd = open_log(path)
-        try:
-            facts = os.fstat(self._fd)
-            written_at = file_times.written_at(facts)
-            key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
-            super().__init__(key, origin, line_filter, clock, budget)
-        except BaseException:  # no caller can close it
-            os.close(self._fd)
-            raise
+        """Raises OSError."""
+        self._fd = fd
+        facts = os.fstat(fd)
+        clock = LineClock(file_times.written_at(facts), zone=zone)
+        super().__init__(f"{facts.st_dev:x}-{facts.st_ino:x}", origin, line_filter, clock, budget)
         self.is_cut = False  # True if the file is damaged, ends early or is larger than `MOST_UNPACKED`
         self._cutter = LineCutter()
         self._unpacking = zlib.decompressobj(_GZIP)
@@ -52,22 +46,9 @@ class PackedLines(LinesOfFile):
     def begin(self, places: Mapping[str, FilePlace]) -> None:
         self.go_to(places.get(self.key, FilePlace()))
 
-    def _queue_lines(self) -> bool:
-        read = len(self._waiting)
-        while len(self._waiting) == read:
-            if self._budget.is_spent:
-                self.has_more = True
-                return False
-            piece = self._next_piece()
-            self._budget.take(len(piece))
-            if piece:
-                self._waiting.extend(self._preselected(self._cutter.feed(piece)))
-            elif self._cutter.has_unfinished_line:
-                self._waiting.extend(self._cutter.take_unfinished_line())
-            else:
-                self.has_more = False
-                return False
-        return True
+    @property
+    def _has_unread(self) -> bool:
+        return True  # as far as is known
 
     def _next_piece(self) -> bytes:
         if self._cutter.offset < self._unpacked:  # the cutter went back

@@ -1,34 +1,34 @@
-"""One page of a search: matching lines of all files, merged by time."""
+"""One page of a search: matching lines of all files, merged by time, and packed for ``logs.read``."""
 
 from __future__ import annotations
 
 import heapq
 import json
 import logging
+import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime, tzinfo
-from functools import partial
-from typing import Protocol
+from typing import Any
 
 from msgspec import Struct, field, structs
 
+from trainmedic_agent.errors import CommandInterrupted, CommandRejected
 from trainmedic_agent.log_opening.node_files import LogRefused, NamedBy, NodeFiles, UnreadReason
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading import kernel_log
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_agent.log_reading.discovery import Discovery, Scan
+from trainmedic_agent.log_reading.discovery import Scan
 from trainmedic_agent.log_reading.log_policy import KernelReading, LogsPolicy
-from trainmedic_agent.log_reading.scan_units import FileKey
 from trainmedic_agent.log_search import packed_lines
 from trainmedic_agent.log_search.file_lines import FileLines
-from trainmedic_agent.log_search.kernel_lines import KernelLines
 from trainmedic_agent.log_search.line_clock import BEGINNING
 from trainmedic_agent.log_search.line_filter import LineFilter, unknown_of_file
 from trainmedic_agent.log_search.packed_lines import PackedLines
 from trainmedic_agent.log_search.rotations import OlderPart, Rotations
-from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
+from trainmedic_agent.log_search.wanted_lines import FilePlace, KernelLines, ReadBudget, WantedLines
+from trainmedic_logs.domain import log_pages
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_search import FoundLine, LeftOut, LogQuery, read_time, written
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
@@ -42,7 +42,6 @@ MOST_TEXT = 512 * 1024  # characters
 MOST_READ = 64 * 1024 * 1024  # bytes
 MOST_SECONDS = 4.0  # for reading
 SCAN_SECONDS = 4.0  # for finding files
-_JOB_SECONDS = 2.0  # for finding the files of one small job
 OPEN_SECONDS = 4.0  # for opening files
 LISTING_SECONDS = 4.0  # for directories with rotated logs
 _SCAN_VALID_SECONDS = 5.0  # for which a scan is used
@@ -65,17 +64,17 @@ class LogPage(Struct, frozen=True):
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)  # excluded because this attribute is unknown
     job_files: int = 0  # files of the query's job; with 0, a search of all nodes stops asking this one
 
-
-class FileScanner(Protocol):
-    """See `Discovery.scan`."""
-
-    def scan(
-        self,
-        known: Collection[FileKey],
-        is_stopping: Callable[[], bool],
-        seconds: float | None = None,
-        job_seconds: float = 0.0,
-    ) -> Scan: ...
+    def packed(self) -> list[str]:
+        return log_pages.packed(
+            {
+                "lines": [line.to_json() for line in self.lines],
+                "cursor": log_pages.packed({"places": places_json(self.places)}),
+                "end": self.is_end,
+                "notes": list(self.notes),
+                "left_out": {name: each.to_json() for name, each in self.left_out.items()},
+                "job_files": self.job_files,
+            }
+        )
 
 
 class LogSearcher:
@@ -85,23 +84,45 @@ class LogSearcher:
         self,
         policy: LogsPolicy,
         node: str,
-        discovery: FileScanner | None = None,
+        scan: Callable[[Callable[[], bool], float], Scan],
         *,
         arrivals: ArrivalIndex | None = None,
         zone: tzinfo | None = None,
         files: NodeFiles = OwnFiles(),
     ) -> None:
-        """`zone` of times without one; None is this machine's."""
+        """`scan`: see `SharedScan`. `zone` of times without one; None is this machine's."""
         self._policy = policy
         self._arrivals = arrivals
         self._zone = zone
         self._node = node
         self._kernel = Origin("kernel", node)
-        self._discovery = discovery if discovery is not None else Discovery(policy, node, files=files)
+        self._scan = scan
         self._node_files = files
         self._files: Sequence[LogFileFound] = ()
         self._scanned_at = float("-inf")
         self._late, self._is_cut, self._is_stale = 0, False, False
+
+    def packed_page(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
+        """Return a page of ``logs.read`` in pieces.
+
+        Raises CommandRejected for an invalid query, CommandInterrupted once `is_stopping` returns true.
+        """
+        try:
+            query = LogQuery.of_wire(params)
+            cursor = params.get("cursor")
+            places = places_of_json(log_pages.unpacked(cursor)["places"]) if cursor is not None else {}
+            most = params.get("most")
+            most = most if isinstance(most, int) and 0 < most <= MOST_LINES else MOST_LINES
+            while True:
+                page = self.page(query, places, is_stopping, most)
+                if is_stopping():
+                    raise CommandInterrupted("the search was stopped")
+                pieces = page.packed()
+                if log_pages.fits(pieces) or most == 1:
+                    return pieces
+                most = max(len(page.lines) // 2, 1)  # too large for an answer: search again for half
+        except (ValueError, KeyError) as error:
+            raise CommandRejected(f"the query cannot be answered: {error}") from error
 
     def page(
         self, query: LogQuery, places: Places, is_stopping: Callable[[], bool] = lambda: False, most: int = MOST_LINES
@@ -113,7 +134,7 @@ class LogSearcher:
         line_filter = LineFilter.of(query)
         query = line_filter.query
         if time.monotonic() - self._scanned_at > _SCAN_VALID_SECONDS:
-            scan = self._discovery.scan((), is_stopping, SCAN_SECONDS, _JOB_SECONDS)
+            scan = self._scan(is_stopping, SCAN_SECONDS)
             if is_stopping():
                 return LogPage((), places, False)
             self._files, self._scanned_at = self._found(scan), time.monotonic()
@@ -308,13 +329,12 @@ class LogSearcher:
         stack: ExitStack,
         unreadable: dict[str, str],
     ) -> FileLines | PackedLines | None:
-        open_log = partial(self._node_files.open, named_by=file.named_by)
         try:
-            lines: FileLines | PackedLines
+            fd = self._node_files.open(part.path, file.named_by)
+            stack.callback(os.close, fd)
             if part.is_packed:
-                lines = PackedLines(part.path, file.origin, line_filter, budget, self._zone, open_log)
-            else:
-                lines = FileLines(part.path, file.origin, line_filter, budget, self._arrivals, self._zone, open_log)
+                return PackedLines(fd, file.origin, line_filter, budget, self._zone)
+            return FileLines(fd, file.origin, line_filter, budget, self._arrivals, self._zone)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -324,8 +344,6 @@ class LogSearcher:
             if error.reason is UnreadReason.FORBIDDEN:
                 unreadable[file.path] = "permission denied"
             return None
-        stack.callback(lines.close)
-        return lines
 
 
 def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:

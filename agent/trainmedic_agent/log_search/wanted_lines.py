@@ -5,16 +5,17 @@ Secrets are masked first, so that no query can find them.
 
 from __future__ import annotations
 
-import os
 import re
+import select
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import NamedTuple
 
+from trainmedic_agent.log_reading.kernel_log import KernelReader
 from trainmedic_agent.log_reading.line_cutter import LineCutter, PlacedLine
 from trainmedic_agent.log_search.line_clock import BEGINNING, SLACK, LineClock
 from trainmedic_agent.log_search.line_filter import Answers, LineFilter
@@ -28,6 +29,9 @@ from trainmedic_logs.lines.records import record_of
 # A cheap test: other lines state no time, and need no parsing.
 _MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
 _MOST_SEARCHED = 1024  # bytes of a line in which a time may be
+KERNEL = "kernel"
+_WAIT_SECONDS = 0.5  # wait for the journal's next lines
+_MOST_KERNEL_LINES = 200_000  # with more, no wait for further ones
 PROBED_LINES = 256  # lines ahead, searched for the next time
 
 
@@ -90,9 +94,6 @@ class WantedLines(ABC):
 
     @abstractmethod
     def go_to(self, place: FilePlace) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
 
     @abstractmethod
     def _queue_lines(self) -> bool:
@@ -211,12 +212,80 @@ class WantedLines(ABC):
         return likely.among(lines, lambda placed: self._stated_by(*placed) is not None)
 
 
+class KernelLines(WantedLines):
+    """Lines of this boot, with the places of `kernel_log`."""
+
+    def __init__(
+        self,
+        reader: KernelReader,
+        origin: Origin,
+        places: Mapping[str, FilePlace],
+        line_filter: LineFilter,
+        budget: ReadBudget,
+    ) -> None:
+        """Read all lines. Raises OSError."""
+        super().__init__(KERNEL, origin, line_filter, LineClock(datetime.now(UTC)), budget)
+        self._lines: list[PlacedLine] = []
+        while not budget.is_stopped and (more := reader.read() or self._wait_and_read(reader)):
+            self._lines += more
+        self.go_to(places.get(KERNEL, FilePlace()))
+
+    def go_to(self, place: FilePlace) -> None:
+        self.line_place = place
+        self.clock.before = place.at
+        self._following = (-1, None)
+        self._waiting = deque(line for line in self._lines if line[0] >= place.offset)
+
+    @property
+    def place(self) -> FilePlace:
+        following = self._lines[-1][0] + 1 if self._lines else self.line_place.offset
+        return FilePlace(self._waiting[0][0] if self._waiting else following, False, self.clock.before)
+
+    def _queue_lines(self) -> bool:
+        return False
+
+    def _wait_and_read(self, reader: KernelReader) -> list[PlacedLine]:
+        """Wait briefly: a journal's process writes with pauses."""
+        number = reader.fileno()
+        if number is None or len(self._lines) > _MOST_KERNEL_LINES:
+            return []
+        poll = select.poll()  # select(2) takes no descriptor above 1023, of which a reader may have many
+        poll.register(number, select.POLLIN)
+        return reader.read() if poll.poll(_WAIT_SECONDS * 1000) else []
+
+
 class LinesOfFile(WantedLines):
+    """Lines of a file, which the caller opens and closes."""
+
     _fd: int
     _cutter: LineCutter
+    is_whole: bool  # True if a last line without line feed is complete
 
-    def close(self) -> None:
-        os.close(self._fd)
+    @property
+    @abstractmethod
+    def _has_unread(self) -> bool:
+        """Whether there is more to read."""
+
+    @abstractmethod
+    def _next_piece(self) -> bytes:
+        """Read on at the cutter. Raises OSError."""
+
+    def _queue_lines(self) -> bool:
+        read = len(self._waiting)
+        while len(self._waiting) == read:
+            if self._budget.is_spent:
+                self.has_more = self._has_unread
+                return False
+            piece = self._next_piece()
+            self._budget.take(len(piece))
+            if piece:
+                self._waiting.extend(self._preselected(self._cutter.feed(piece)))
+            elif self.is_whole and self._cutter.has_unfinished_line:
+                self._waiting.extend(self._cutter.take_unfinished_line())
+            else:
+                self.has_more = False
+                return False
+        return True
 
     def go_to(self, place: FilePlace) -> None:
         self.line_place = place

@@ -6,9 +6,12 @@ A store merges lines with the same time and text, so each line of a file gets it
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 from msgspec import Struct
 
@@ -28,6 +31,7 @@ _NEAR_ARRIVAL = timedelta(minutes=15)  # a time without a zone counts, in the no
 _FILE_OFFSETS = 500
 _MILLISECOND = 1_000_000  # in nanoseconds
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+_MOST_TIMES = 64  # remembered per file
 _MOST_ARRIVALS = 600  # per file; even, see `Arrivals.record`
 
 Labels = tuple[tuple[str, str], ...]
@@ -56,6 +60,7 @@ class EntryMaker:
         self._booted_at = booted_at
         self._oldest = oldest
         self._last = last
+        self._used: dict[int, int] = {}  # last nanosecond of an entry, by its time
         # Time of the last line, before it was made unique.
         self._latest = _EPOCH + timedelta(microseconds=last // 1000) if last else None
         self._mask = LineMask()
@@ -118,7 +123,11 @@ class EntryMaker:
     def _unique_nanosecond(self, at: datetime) -> int:
         exact = (at - _EPOCH) // timedelta(microseconds=1) * 1000 + self._file_offset
         is_same = self._last - _MILLISECOND < exact <= self._last
-        self._last = self._last + 1 if is_same else exact
+        # A time that comes again after an earlier one continues where it was, though not after a kill.
+        self._last = max(self._last + 1 if is_same else exact, self._used.pop(exact, 0) + 1)
+        self._used[exact] = self._last
+        if len(self._used) > _MOST_TIMES:
+            del self._used[next(iter(self._used))]
         return self._last
 
 
@@ -130,6 +139,59 @@ def _stated(line: ParsedLine, arrived: datetime) -> tuple[datetime | None, TimeK
     if at is None or line.stated is None or not arrived - _NEAR_ARRIVAL < at <= arrived + _FUTURE:
         return None, TimeKnownBy.ARRIVAL
     return at, TimeKnownBy.LINE if line.stated.has_zone else TimeKnownBy.NODE_ZONE
+
+
+class ShippedLines(ABC):
+    """A log's lines as entries. It is read again from the oldest entry that the store has not accepted.
+
+    Not thread-safe.
+    """
+
+    origin: Origin
+    _raw: deque[Any]  # lines that were read
+
+    def __init__(self, at: int) -> None:
+        """`at`: time of an earlier process's last confirmed entry, in nanoseconds."""
+        self.is_failing = False  # the last read raised OSError
+        self._at = at
+        self._head: StoreEntry | None = None
+        self._unsent: deque[StoreEntry] = deque()  # taken by `pop_head`, and not confirmed
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """Key of the stored position."""
+
+    @abstractmethod
+    def place_json(self) -> Mapping[str, Any]:
+        """Return the place to resume reading after a restart. Raises OSError."""
+
+    @abstractmethod
+    def _read(self) -> bool:
+        """Add lines to `_raw`; return whether there are any. Raises OSError."""
+
+    @abstractmethod
+    def _next_entry(self) -> StoreEntry | None:
+        """Remove the next of `_raw`; None if it is not shipped."""
+
+    def state(self) -> Mapping[str, Any]:
+        return {"at": self._at}
+
+    def head(self) -> StoreEntry | None:
+        """Return the next entry without removing it, if any. Raises OSError."""
+        while self._head is None and (self._raw or self._read()):
+            self._head = self._next_entry()
+        return self._head
+
+    def pop_head(self) -> None:
+        """Remove the next entry, which stays unsent until `confirm_oldest`."""
+        assert self._head is not None
+        self._unsent.append(self._head)
+        self._head = None
+
+    def confirm_oldest(self) -> None:
+        """Record that the store has the oldest unsent entry, or never will."""
+        self._at = self._unsent.popleft().at
 
 
 class Arrivals:

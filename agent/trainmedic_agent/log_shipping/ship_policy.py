@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from trainmedic_agent import mapping_reader
-from trainmedic_agent.mapping_reader import FieldFault, MappingReader
+from trainmedic_agent.mapping_reader import MappingReader
 from trainmedic_core.http_url import check_http_url
 from trainmedic_logs.domain.log_sources import fault_of_source
 
@@ -37,12 +36,10 @@ class ShipPolicy(Struct, frozen=True):
     oldest: timedelta = field(default=OLDEST)  # age beyond which lines are not sent
 
 
-def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:
-    raw = section.get("ship") if isinstance(section, Mapping) else None
+def read_ship(parent: MappingReader, raw: object) -> ShipPolicy | None:
     if raw is None or raw is False:
         return None
-    reader = MappingReader((*parent.path, "ship"), raw, parent.faults)
-    reader.refuse_unknown_keys(ShipPolicy.__struct_fields__)
+    reader = MappingReader((*parent.path, "ship"), raw, ShipPolicy.__struct_fields__, parent.faults)
     kind = reader.optional("kind", mapping_reader.one_of(StoreKind), StoreKind.LOKI)
     policy = ShipPolicy(
         kind=kind,
@@ -54,9 +51,7 @@ def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:
         oldest=reader.optional("oldest", mapping_reader.age, OLDEST),
     )
     if kind is StoreKind.VICTORIALOGS and policy.tenant and not _NUMBERS.match(policy.tenant):
-        parent.faults.append(
-            FieldFault((*reader.path, "tenant"), "must be an account number or account:project for VictoriaLogs")
-        )
+        reader.fault(("tenant",), "must be an account number or account:project for VictoriaLogs")
     return policy
 
 

@@ -4,10 +4,11 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from trainmedic_agent.database import AgentDatabase
 from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.log_shipping.entries import ShippedLines
 
 log = logging.getLogger(__name__)
 
@@ -15,17 +16,6 @@ _TABLES = (
     "CREATE TABLE ship_positions (stream TEXT PRIMARY KEY, at REAL NOT NULL, position TEXT NOT NULL) WITHOUT ROWID",
 )
 _BEGUN = ""  # key of a row without position, which remains when all positions are forgotten
-
-
-class ShippedSource(Protocol):
-    @property
-    def key(self) -> str: ...
-
-    def place_json(self) -> Mapping[str, Any]:
-        """As `ReadStream.place_json`."""
-        ...
-
-    def state(self) -> Mapping[str, Any]: ...
 
 
 class ShipPositions:
@@ -37,7 +27,7 @@ class ShipPositions:
         """Raises JournalUnavailable."""
         journal.install("log_shipping", [_TABLES])
         self._journal = journal
-        self._stored = self._rows()
+        self._stored: dict[str, str] = dict(journal.rows("SELECT stream, position FROM ship_positions"))
         self._forgotten: set[str] = set()
         self.is_first = not self._stored
         self.has_new_file = False  # True if `store` should be called soon
@@ -45,16 +35,13 @@ class ShipPositions:
     def stored(self) -> Mapping[str, Any]:
         return {key: json.loads(text) for key, text in self._stored.items()}
 
-    def add_file(self) -> None:
-        self.has_new_file = True
-
     def forget(self, key: str) -> None:
         self._forgotten.add(key)
 
     def store_if_overdue(self) -> None:
         """Do nothing: nothing is urgent."""
 
-    def store(self, sources: Iterable[ShippedSource], now: datetime) -> None:
+    def store(self, sources: Iterable[ShippedLines], now: datetime) -> None:
         """Store changes in one transaction. After a failure, a restart ships more lines again."""
         texts: dict[str, str] = {}
         for source in sources:
@@ -79,6 +66,3 @@ class ShipPositions:
             return
         self._stored = {key: text for key, text in {**self._stored, **changed}.items() if key not in gone}
         self._forgotten.clear()
-
-    def _rows(self) -> dict[str, str]:
-        return dict(self._journal.rows("SELECT stream, position FROM ship_positions"))

@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from trainmedic_agent.log_reading.followed_file import HALF_LINE_SECONDS, KnownFile, microseconds
 from trainmedic_agent.log_reading.line_cutter import PlacedLine
 from trainmedic_agent.log_reading.log_files import GrowingFile, ReadSizes
-from trainmedic_agent.log_shipping.entries import LONGEST_LINE, Arrivals, EntryMaker, StoreEntry
+from trainmedic_agent.log_shipping.entries import LONGEST_LINE, Arrivals, EntryMaker, ShippedLines, StoreEntry
 from trainmedic_agent.log_shipping.ship_counters import LostReason, ShipCounters
 from trainmedic_agent.log_shipping.ship_positions import ShipPositions
 from trainmedic_logs.domain.finding import Origin
@@ -23,9 +23,7 @@ _MOST_PIECES = 64  # pieces read at once without a complete line
 _HELD_SECONDS = 600.0  # seconds that a deleted file with a backlog may use disk space
 
 
-class ShippedFile:
-    """Not thread-safe."""
-
+class ShippedFile(ShippedLines):
     def __init__(
         self,
         file: GrowingFile,
@@ -35,19 +33,16 @@ class ShippedFile:
         oldest: timedelta,
         counters: ShipCounters,
     ) -> None:
+        super().__init__(int(known.stream.get("at", 0)))
         self.file = file
         self.origin = replace(known.origin, generation=known.position.generation)
-        self.is_failing = False  # the last read raised OSError
-        self.maker = EntryMaker(self.origin, booted_at, oldest, int(known.stream.get("at", 0)))
+        self.maker = EntryMaker(self.origin, booted_at, oldest, self._at)
         self._positions = positions
         self._counters = counters
         self._position = known.position
-        self._at = int(known.stream.get("at", 0))  # time of the last confirmed entry, in nanoseconds
         self._arrivals = Arrivals()
         self._turn = 0  # number of truncations
         self._raw: deque[tuple[int, PlacedLine]] = deque()  # turn and line
-        self._head: StoreEntry | None = None
-        self._unsent: deque[StoreEntry] = deque()  # taken by `pop_head`, and not confirmed
         self._left_out = file.left_out  # skipped content from before the first start is not lost
         self._size = -1
         self._grown_at = self._polled_at = 0.0
@@ -77,7 +72,7 @@ class ShippedFile:
         return max(self.file.size - (self.file.offset if oldest is None else oldest), 0)
 
     def begin(self) -> None:
-        self._positions.add_file()
+        self._positions.has_new_file = True
 
     def poll(self, now: datetime, monotonic: float) -> bool:
         if not self.file.look():
@@ -103,9 +98,6 @@ class ShippedFile:
     def known(self) -> KnownFile:
         return KnownFile(self._position, self.origin, self.state())
 
-    def state(self) -> Mapping[str, Any]:
-        return {"at": self._at}
-
     def has_origin(self, origin: Origin) -> bool:
         return replace(origin, stream=self.origin.stream, generation=self.origin.generation) == self.origin
 
@@ -114,32 +106,17 @@ class ShippedFile:
         self.maker.set_origin(self.origin)
 
     def end(self, now: datetime) -> None:
-        self._counters.add_lost_bytes(LostReason.DELETED, self.file.size - self._unread_place())
+        self._counters.lost_bytes.add(LostReason.DELETED, max(self.file.size - self._unread_place(), 0))
         self.file.close()
         self._positions.forget(self.key)
 
     # --- called by ``shipper`` ---
 
-    def head(self) -> StoreEntry | None:
-        """Return the next entry without removing it, if any. Raises OSError."""
-        while self._head is None:
-            if not self._raw and not self._read():
-                return None
-            turn, placed = self._raw.popleft()
-            arrived = self._arrivals.of(placed[0], self._now) if turn == self._turn else self._now
-            self._head = self.maker.entry(placed, arrived, self._now, turn)
-            self._is_turn_begun = turn == self._turn
-        return self._head
-
-    def pop_head(self) -> None:
-        """Remove the next entry, which stays unsent until `confirm_oldest`."""
-        assert self._head is not None
-        self._unsent.append(self._head)
-        self._head = None
-
-    def confirm_oldest(self) -> None:
-        """Record that the store has the oldest unsent entry, or never will."""
-        self._at = self._unsent.popleft().at
+    def _next_entry(self) -> StoreEntry | None:
+        turn, placed = self._raw.popleft()
+        arrived = self._arrivals.of(placed[0], self._now) if turn == self._turn else self._now
+        self._is_turn_begun = turn == self._turn
+        return self.maker.entry(placed, arrived, self._now, turn)
 
     def _read(self) -> bool:
         for _ in range(_MOST_PIECES):
@@ -150,7 +127,7 @@ class ShippedFile:
             self._left_out = self.file.left_out
             # One read drops at most two pieces of overlong lines; skipping ahead drops far more.
             is_long_line = left_out < SIZES.piece * 2
-            self._counters.add_lost_bytes(LostReason.TOO_LARGE if is_long_line else LostReason.BEHIND, left_out)
+            self._counters.lost_bytes.add(LostReason.TOO_LARGE if is_long_line else LostReason.BEHIND, left_out)
             if self._raw:
                 return True
         return False
@@ -174,7 +151,7 @@ class ShippedFile:
 
     def _restart(self, now: datetime) -> None:
         """Unread lines are lost."""
-        self._counters.add_lost_bytes(LostReason.TRUNCATED, self.file.size - self.file.offset)
+        self._counters.lost_bytes.add(LostReason.TRUNCATED, max(self.file.size - self.file.offset, 0))
         self._keep(self.file.take_unfinished_line())
         self._turn, self._is_turn_begun = self._turn + 1, False
         self._arrivals.forget()

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainmedic_agent.log_reading.kernel_log import KernelReader, with_plausible_time
 from trainmedic_agent.log_reading.line_cutter import PlacedLine
-from trainmedic_agent.log_shipping.entries import EntryMaker, StoreEntry
+from trainmedic_agent.log_shipping.entries import EntryMaker, ShippedLines, StoreEntry
 from trainmedic_agent.log_shipping.ship_counters import LostReason, ShipCounters
 from trainmedic_logs.domain.finding import Origin
 
@@ -17,9 +17,7 @@ KEY = "kernel"
 _LIVE_SECONDS = 3.0  # lines read so soon after the last complete read are new
 
 
-class ShippedKernel:
-    """Not thread-safe."""
-
+class ShippedKernel(ShippedLines):
     key = KEY
 
     def __init__(
@@ -32,16 +30,13 @@ class ShippedKernel:
         counters: ShipCounters,
     ) -> None:
         """`last`: an earlier process's last entry, in nanoseconds."""
+        super().__init__(last)
         self.reader = reader
         self.origin = origin
-        self.is_failing = False  # the last read raised OSError
         self._booted_at = booted_at
         self._maker = EntryMaker(origin, booted_at, oldest, last)
         self._counters = counters
-        self._at = last  # of the last confirmed entry
         self._raw: deque[PlacedLine] = deque()
-        self._head: StoreEntry | None = None
-        self._unsent: deque[StoreEntry] = deque()
         self._lost = 0
         self._now = booted_at
         self._all_read_at: datetime | None = None
@@ -49,20 +44,8 @@ class ShippedKernel:
     def poll(self, now: datetime) -> None:
         self._now = now
 
-    def head(self) -> StoreEntry | None:
-        while self._head is None:
-            if not self._raw and not self._read():
-                return None
-            self._head = self._maker.entry(self._raw.popleft(), self._now, self._now)
-        return self._head
-
-    def pop_head(self) -> None:
-        assert self._head is not None
-        self._unsent.append(self._head)
-        self._head = None
-
-    def confirm_oldest(self) -> None:
-        self._at = self._unsent.popleft().at
+    def _next_entry(self) -> StoreEntry | None:
+        return self._maker.entry(self._raw.popleft(), self._now, self._now)
 
     def place_json(self) -> Mapping[str, Any]:
         place = {**self.reader.place_json(), "boot": self.origin.generation}
@@ -73,12 +56,9 @@ class ShippedKernel:
             waiting.append(self._maker.key_place)
         return {**place, "next": min(waiting), "cursor": ""} if waiting else place
 
-    def state(self) -> Mapping[str, Any]:
-        return {"at": self._at}
-
     def _read(self) -> bool:
         placed = self.reader.read()
-        self._counters.add_lost_lines(LostReason.OVERWRITTEN, self.reader.lost - self._lost)
+        self._counters.lost_lines.add(LostReason.OVERWRITTEN, self.reader.lost - self._lost)
         self._lost = self.reader.lost
         is_live = self._all_read_at is not None and (self._now - self._all_read_at).total_seconds() < _LIVE_SECONDS
         if is_live:

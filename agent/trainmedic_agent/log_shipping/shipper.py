@@ -13,10 +13,9 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
-from prometheus_client.metrics_core import Metric
 
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic_agent.log_opening.node_files import NodeFiles
@@ -29,7 +28,7 @@ from trainmedic_agent.log_reading.log_files import GrowingFile
 from trainmedic_agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_agent.log_reading.log_store import NodeBoot
 from trainmedic_agent.log_reading.reading_context import ReadingContext
-from trainmedic_agent.log_shipping.entries import Labels, StoreEntry
+from trainmedic_agent.log_shipping.entries import Labels, ShippedLines, StoreEntry
 from trainmedic_agent.log_shipping.ship_counters import LostReason, ShipCounters
 from trainmedic_agent.log_shipping.ship_policy import ShipPolicy
 from trainmedic_agent.log_shipping.ship_positions import ShipPositions
@@ -51,8 +50,6 @@ _MOST_REFUSALS = 25  # bisecting a full batch needs half as many
 _KERNEL_RETRY_SECONDS = 60.0  # between attempts to open the kernel's log
 _PAUSE_AFTER_ERROR = 1.0  # seconds
 _NUMBER = re.compile(r"\S*\d\S*")  # counts, times and IDs, which differ in each answer
-
-Source = ShippedFile | ShippedKernel
 
 
 class LogShipping:
@@ -90,7 +87,7 @@ class LogShipping:
         self._kernel: ShippedKernel | None = None
         self._kernel_due = 0.0
         self._kernel_kept = self._positions.stored().get(KEY, {})
-        self._batch: deque[tuple[Source, StoreEntry]] = deque()
+        self._batch: deque[tuple[ShippedLines, StoreEntry]] = deque()
         self._most_bytes = MOST_BYTES
         self._pause = _FIRST_PAUSE
         self._retry_at = self._store_at = 0.0
@@ -115,9 +112,6 @@ class LogShipping:
     def stop(self, timeout: float) -> None:
         self._stopping.set()
         self._thread.join(timeout)
-
-    def metrics(self) -> Iterator[Metric]:
-        return self.counters.families()
 
     def round(self) -> float:
         """Poll all files and push; return the seconds until the next round."""
@@ -148,7 +142,7 @@ class LogShipping:
                     wait = self.round()
                 except Exception:  # thread boundary: one log's error must not stop the others
                     log.exception("shipping logs continues after an unexpected error")
-                    self._context.counters.loop_error("log-ship")
+                    self._context.counters.loop_errors.add("log-ship")
                     wait = _PAUSE_AFTER_ERROR
                 self._stopping.wait(wait)
             self.store_positions()
@@ -183,17 +177,17 @@ class LogShipping:
         self._kernel = ShippedKernel(reader, origin, self._booted_at, self._ship.oldest, last, self.counters)
         self._kernel.poll(self._context.now())
 
-    def _next_batch(self, now: float) -> deque[tuple[Source, StoreEntry]]:
+    def _next_batch(self, now: float) -> deque[tuple[ShippedLines, StoreEntry]]:
         files = self._following.followed
         # The launcher's log repeats lines of ranks that have their own files, in torchrun's folder ``ranks-<node>``.
         own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
         for file in files:
             origin = file.origin
             file.maker.skips_ranks = origin.source == "launcher" and (origin.job, origin.attempt) in own
-        sources: list[Source] = [*files, *filter(None, [self._kernel])]
+        sources: list[ShippedLines] = [*files, *filter(None, [self._kernel])]
         heads = [(head.at, number) for number, source in enumerate(sources) if (head := _head(source)) is not None]
         heapq.heapify(heads)
-        batch: deque[tuple[Source, StoreEntry]] = deque()
+        batch: deque[tuple[ShippedLines, StoreEntry]] = deque()
         seen: set[tuple[int, Labels, str]] = set()
         size = 0
         while heads and size < MOST_BYTES:
@@ -236,7 +230,7 @@ class LogShipping:
             self._count_lines(entries, answer)
         lost = Counter(entry.lost for _, entry in piece if entry.lost is not None)
         for reason, count in lost.items():
-            self.counters.add_lost_lines(reason, count)
+            self.counters.lost_lines.add(reason, count)
         for source, _ in piece:
             self._batch.popleft()
             source.confirm_oldest()
@@ -260,8 +254,8 @@ class LogShipping:
         self._failed(answer)
         return False
 
-    def _piece(self) -> list[tuple[Source, StoreEntry]]:
-        piece: list[tuple[Source, StoreEntry]] = []
+    def _piece(self) -> list[tuple[ShippedLines, StoreEntry]]:
+        piece: list[tuple[ShippedLines, StoreEntry]] = []
         size = 0
         for each in self._batch:
             size += each[1].size if each[1].lost is None else 0
@@ -275,11 +269,12 @@ class LogShipping:
         if answer.outcome is Outcome.REFUSED:
             lost = {LostReason.TOO_LARGE if answer.reason == "too_large" else LostReason.REFUSED: len(entries)}
         for reason, count in lost.items():
-            self.counters.add_lost_lines(reason, count)
+            self.counters.lost_lines.add(reason, count)
         if lost and self._log_limit.lets_through():
             log.warning("log store rejected lines", extra={"answer": answer.text})
         # The answer names no lines: assume the oldest.
-        self.counters.add_shipped(Counter(entry.source for entry in entries[sum(lost.values()) :]))
+        for source, count in Counter(entry.source for entry in entries[sum(lost.values()) :]).items():
+            self.counters.lines.add(source, count)
 
     def _recovered(self) -> None:
         self._most_bytes, self._pause, self._refusals = min(self._most_bytes * 2, MOST_BYTES), _FIRST_PAUSE, 0
@@ -288,7 +283,7 @@ class LogShipping:
             self.counters.problem = ""
 
     def _failed(self, answer: Answer) -> None:
-        self.counters.add_failure(answer.reason)
+        self.counters.failures.add(answer.reason)
         problem = f"{answer.reason}: {answer.text}"
         # Log each new reason, also soon after another, but not each answer.
         if _NUMBER.sub("", problem) != _NUMBER.sub("", self.counters.problem):
@@ -306,7 +301,7 @@ def _made_unique(entry: StoreEntry, seen: set[tuple[int, Labels, str]]) -> Store
     return entry
 
 
-def _head(source: Source) -> StoreEntry | None:
+def _head(source: ShippedLines) -> StoreEntry | None:
     try:
         head = source.head()
     except OSError as error:

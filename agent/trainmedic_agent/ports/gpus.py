@@ -137,7 +137,7 @@ def in_watts(milliwatts: int | None) -> float | None:
     return milliwatts // 1000 if milliwatts % 1000 == 0 else milliwatts / 1000
 
 
-# A new method also needs `NvmlGpus`, `TimeLimitedGpus`, `ExclusiveGpus`, tests/driver/nvml.c and
+# A new method also needs `NvmlGpus`, `TimeLimitedGpus`, tests/driver/nvml.c and
 # tests/contract/test_gpus.py.
 class Gpus(Protocol):
     @property

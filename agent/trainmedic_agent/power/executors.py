@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from trainmedic.wire import undoing
 from trainmedic_agent.errors import CommandFailed, CommandRejected, GpuError, NotSupported
-from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.executors import AcceptedCommand, refuse_unknown_parameters
 from trainmedic_agent.ports.gpus import PowerLimits
 from trainmedic_agent.power import outputs
 from trainmedic_agent.power.control import Outcomes, PowerControl
@@ -30,9 +30,7 @@ class PowerLimitExecutor(Struct, frozen=True):
         command = accepted.command
         if command.undo_of is not None:
             return self._undo(command.id, command.undo_of)
-        unknown = [name for name in command.params if name not in _PARAMETERS]
-        if unknown:
-            raise CommandRejected(f"{self.action} does not know {_listed(unknown)}; it takes {_listed(_PARAMETERS)}")
+        refuse_unknown_parameters(command, _PARAMETERS)
         requested = _requested(command.params)
         lease = _number(command.params, "lease_seconds", DEFAULT_LEASE)
         uuids = self._uuids(command.target)
@@ -178,10 +176,6 @@ def _requested(params: Mapping[str, Any]) -> Callable[[PowerLimits], int] | None
         return round(limits.default_mw * value / 100)
 
     return fraction_of_default
-
-
-def _listed(names: Sequence[object]) -> str:
-    return ", ".join(repr(name)[:130] for name in names[:20])
 
 
 def _ids(params: Mapping[str, Any], name: str, default: Sequence[str] | None = None) -> Sequence[str]:

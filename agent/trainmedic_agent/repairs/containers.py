@@ -32,18 +32,16 @@ class ContainerState(Struct, frozen=True):
         return {"id": self.id, "running": self.is_running, "started_at": self.started_at}
 
 
-class RestartContainerExecutor:
-    action = "node.restart_container"
-    queue = "node"
-
-    def __init__(self, policy: RestartPolicy | None, intents: IntentBook) -> None:
-        self._policy = policy or RestartPolicy()
-        self._intents = intents
-        self._engine = ContainerEngine(self._policy.socket)
+class RestartContainerExecutor(Struct, frozen=True):
+    policy: RestartPolicy
+    intents: IntentBook
+    engine: ContainerEngine
+    action: str = "node.restart_container"
+    queue: str = "node"
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command, time = accepted.command, RepairTime(accepted)
-        kept = self._intents.find(command.id)
+        kept = self.intents.find(command.id)
         is_begun = kept is not None
         with failing_if_begun(is_begun):
             name = str(checked_parameters(command, ("container",))["container"])
@@ -51,7 +49,7 @@ class RestartContainerExecutor:
             self._refuse_forbidden(state)
         if kept is None:
             kept = {"id": state.id, "started_at": state.started_at}
-            self._intents.keep(command.id, kept, utc_now())
+            self.intents.keep(command.id, kept, utc_now())
         before = kept["started_at"]
         if state.started_at == before:
             with failing_if_begun(is_begun):
@@ -62,7 +60,7 @@ class RestartContainerExecutor:
     def _refuse_forbidden(self, state: ContainerState) -> None:
         if is_of_kubelet({"Labels": state.labels}):
             raise CommandRejected(f"{state.name} belongs to Kubernetes; its kubelet restarts it")
-        if not self._policy.allows_container(state.name, state.labels):
+        if not self.policy.allows_container(state.name, state.labels):
             raise CommandRejected(
                 f"this node's policy does not list {state.name} in restart.containers, nor a label of it in "
                 "restart.container_labels"
@@ -71,7 +69,7 @@ class RestartContainerExecutor:
     def _restart(self, state: ContainerState, time: RepairTime) -> None:
         seconds = time.to_act()
         try:
-            self._engine.restart_container(state.id, seconds)
+            self.engine.restart_container(state.id, seconds)
         except EngineAnswer as answer:
             raise CommandFailed(f"the container engine could not restart {state.name}: {answer}") from answer
         except CommandFailed as error:
@@ -95,7 +93,7 @@ class RestartContainerExecutor:
 
     def _read_state(self, name: str) -> ContainerState:
         try:
-            answer = self._engine.container(name, _LOOK_SECONDS)
+            answer = self.engine.container(name, _LOOK_SECONDS)
         except EngineAnswer as error:
             if error.status == _NOT_FOUND:
                 raise CommandRejected(f"there is no container {name[:200]}") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from trainmedic.wire.steady_time import utc_now
 from trainmedic_agent.errors import (
     CommandFailed,
@@ -27,18 +29,16 @@ _SMI_SECONDS = 120.0  # limit of nvidia-smi
 _MOST_SHOWN = 4  # processes that an error names
 
 
-class GpuResetExecutor:
-    action = "gpu.reset"
-    queue = "gpu"
-
-    def __init__(self, gpus: Gpus, intents: IntentBook, nvidia_smi: Sequence[str] = ("nvidia-smi",)) -> None:
-        self._gpus = gpus
-        self._intents = intents
-        self._nvidia_smi = nvidia_smi
+class GpuResetExecutor(Struct, frozen=True):
+    gpus: Gpus
+    intents: IntentBook
+    nvidia_smi: Sequence[str] = ("nvidia-smi",)
+    action: str = "gpu.reset"
+    queue: str = "gpu"
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command, time = accepted.command, RepairTime(accepted)
-        kept = self._intents.find(command.id)
+        kept = self.intents.find(command.id)
         is_begun = kept is not None
         gpu = command.target.get("gpu")
         with failing_if_begun(is_begun):
@@ -48,7 +48,7 @@ class GpuResetExecutor:
             kept = {}
             for uuid in uuids:
                 kept |= _reading_to_keep(uuid, self._reading_before(uuid))
-            self._intents.keep(command.id, kept, utc_now())
+            self.intents.keep(command.id, kept, utc_now())
         if not all(self._has_restarted(uuid, kept) for uuid in uuids):
             with failing_if_begun(is_begun):
                 for uuid in uuids:
@@ -60,7 +60,7 @@ class GpuResetExecutor:
     def _all(self) -> list[str]:
         """Return all UUIDs. Raises CommandFailed if a GPU cannot be checked: nvidia-smi would reset it too."""
         try:
-            inventory = self._gpus.inventory()
+            inventory = self.gpus.inventory()
         except GpuError as error:
             raise CommandFailed(str(error)) from error
         if inventory.problems or not inventory.gpus:
@@ -72,7 +72,7 @@ class GpuResetExecutor:
         if not isinstance(name, str) or not name.strip():
             raise CommandRejected("the target names no GPU: gpu must be a UUID, a PCI address or an index")
         try:
-            return self._gpus.find(name).uuid
+            return self.gpus.find(name).uuid
         except (GpuAbsent, NotSupported) as error:
             raise CommandRejected(str(error)) from error
         except GpuError as error:
@@ -80,7 +80,7 @@ class GpuResetExecutor:
 
     def _refuse_used(self, uuid: str) -> None:
         try:
-            pids = self._gpus.processes(uuid)
+            pids = self.gpus.processes(uuid)
         except NotSupported as error:
             raise CommandUnsupported(f"{uuid} does not report its processes, so it is not reset: {error}") from error
         except GpuError as error:
@@ -93,14 +93,14 @@ class GpuResetExecutor:
 
     def _reading_before(self, uuid: str) -> GpuReading:
         try:
-            return self._gpus.read(uuid)
+            return self.gpus.read(uuid)
         except GpuError as error:
             raise CommandFailed(f"{uuid} cannot be read, so it is not reset: {error}") from error
 
     def _reset(self, uuids: Sequence[str], time: RepairTime, selection: Sequence[str]) -> None:
-        argv, named = [*self._nvidia_smi, "--gpu-reset", *selection], ", ".join(uuids)
+        argv, named = [*self.nvidia_smi, "--gpu-reset", *selection], ", ".join(uuids)
         try:
-            answer = self._gpus.while_closed(uuids, lambda: programs.run(argv, min(time.to_act(), _SMI_SECONDS)))
+            answer = self.gpus.while_closed(uuids, lambda: programs.run(argv, min(time.to_act(), _SMI_SECONDS)))
         except GpuStuck as error:
             raise CommandFailed(f"{named} may still be reset: {error}", {"may_be_done": True}) from error
         except GpuError as error:
@@ -111,14 +111,14 @@ class GpuResetExecutor:
 
     def _has_restarted(self, uuid: str, kept: Mapping[str, str]) -> bool:  # False if it is unknown
         try:
-            return _energy_restarted(uuid, kept, self._gpus.read(uuid)) is True
+            return _energy_restarted(uuid, kept, self.gpus.read(uuid)) is True
         except GpuError:
             return False
 
     def _wait_for_answer(self, uuid: str, kept: Mapping[str, str], time: RepairTime) -> Mapping[str, Any]:
         while True:
             try:
-                reading = self._gpus.read(uuid)
+                reading = self.gpus.read(uuid)
                 break
             except GpuError as error:
                 if time.left() <= 0:

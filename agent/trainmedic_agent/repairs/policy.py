@@ -38,8 +38,7 @@ class RestartPolicy(Struct, frozen=True):
 
 def read_restart(raw: object, faults: list[FieldFault]) -> RestartPolicy:
     """After a fault, appended to `faults`, the result must not be used."""
-    reader = MappingReader(("restart",), raw, faults)
-    reader.refuse_unknown_keys(RestartPolicy.__struct_fields__)
+    reader = MappingReader(("restart",), raw, RestartPolicy.__struct_fields__, faults)
     policy = RestartPolicy(
         units=reader.each("units", _unit_pattern),
         containers=reader.each("containers", _container_pattern),

@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from trainmedic.wire import envelope
 from trainmedic.wire.steady_time import since_boot, utc_now
 from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, JournalUnavailable
@@ -28,40 +30,31 @@ _CLOCK_ERROR = timedelta(seconds=2)
 _SCHEDULE = Path("/run/systemd/shutdown/scheduled")  # written by logind
 
 
-class RebootExecutor:
-    action = "node.reboot"
-    queue = "node"
-
-    def __init__(
-        self,
-        intents: IntentBook,
-        shutdown: Sequence[str] = ("shutdown",),
-        boot: Callable[[], str] = boot_id,
-        uptime: Callable[[], float] = since_boot,
-        schedule: Path = _SCHEDULE,
-    ) -> None:
-        self._intents = intents
-        self._shutdown = shutdown
-        self._boot = boot
-        self._uptime = uptime
-        self._schedule_file = schedule
+class RebootExecutor(Struct, frozen=True):
+    intents: IntentBook
+    shutdown: Sequence[str] = ("shutdown",)
+    boot: Callable[[], str] = boot_id
+    uptime: Callable[[], float] = since_boot
+    schedule_file: Path = _SCHEDULE
+    action: str = "node.reboot"
+    queue: str = "node"
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command, time = accepted.command, RepairTime(accepted)
-        boot, kept = self._boot(), self._intents.find(command.id)
+        boot, kept = self.boot(), self.intents.find(command.id)
         with failing_if_begun(kept is not None):
             checked_parameters(command, ())
             if not boot:
                 raise CommandUnsupported("the kernel's boot ID cannot be read, so a restart could not be verified")
         if kept is None:
-            booted_at = utc_now() - timedelta(seconds=self._uptime())
+            booted_at = utc_now() - timedelta(seconds=self.uptime())
             if booted_at > command.issued_at:
                 raise CommandFailed(
                     f"this node started at {envelope.write_time(booted_at)}, after the command was issued, and the "
                     "agent's journal has no beginning of it; it is not restarted again",
                     {"may_be_done": True},
                 )
-            if not _has_time(time):
+            if time.left() <= _DELAY_SECONDS:
                 raise CommandRejected(
                     f"{time.left():.0f} s are left, and the node restarts {_DELAY_SECONDS} s after the request; give "
                     "the step a longer timeout"
@@ -69,7 +62,7 @@ class RebootExecutor:
             other = self._scheduled()
             if other is None:
                 raise CommandFailed(
-                    f"{self._schedule_file} cannot be read, so this restart could replace a scheduled shutdown; let "
+                    f"{self.schedule_file} cannot be read, so this restart could replace a scheduled shutdown; let "
                     "the agent read it"
                 )
             if other and not _is_overdue(other):
@@ -78,26 +71,26 @@ class RebootExecutor:
                     "for it, or cancel it by shutdown -c"
                 )
             kept = {"boot": boot}
-            self._intents.keep(command.id, kept, utc_now())
+            self.intents.keep(command.id, kept, utc_now())
             self._schedule(time)
             if schedule := self._scheduled():
                 kept = {**kept, "schedule": schedule}
                 with contextlib.suppress(JournalUnavailable):  # only a later process lacks the reading
-                    self._intents.keep(command.id, kept, utc_now())
+                    self.intents.keep(command.id, kept, utc_now())
             overdue = "the system accepted the restart, and has not restarted in time"
         else:  # Not again after the agent's restart: a user may have stopped it.
             overdue = "an earlier process of the agent may have asked for the restart, which has not come in time"
         before = kept["boot"]
         if boot == before:
-            if not time.wait_for(lambda: self._boot() != before):  # cancelled, or it would come after the reply
-                found, may_come = self._cancelled(kept.get("schedule"), self._intents.kept_at(command.id))
+            if not time.wait_for(lambda: self.boot() != before):  # cancelled, or it would come after the reply
+                found, may_come = self._cancelled(kept.get("schedule"), self.intents.kept_at(command.id))
                 raise CommandFailed(f"{overdue}; {found}", {"boot_id": before, "may_be_done": may_come})
-            boot = self._boot()
-        return {"boot_id_before": before, "boot_id": boot, "uptime_seconds": round(self._uptime())}
+            boot = self.boot()
+        return {"boot_id_before": before, "boot_id": boot, "uptime_seconds": round(self.uptime())}
 
     def _schedule(self, time: RepairTime) -> None:
         answer = programs.run(
-            [*self._shutdown, "-r", f"+{DELAY_MINUTES}", "Trainmedic repairs this node"], _PROGRAM_SECONDS
+            [*self.shutdown, "-r", f"+{DELAY_MINUTES}", "Trainmedic repairs this node"], _PROGRAM_SECONDS
         )
         time.check_killed(answer)
         if answer.code != 0:
@@ -106,7 +99,7 @@ class RebootExecutor:
     def _scheduled(self) -> str | None:
         """Return the scheduled shutdown, with its time in microseconds; "" for none, None if unknown."""
         try:
-            lines = self._schedule_file.read_text("utf-8", "replace").splitlines()
+            lines = self.schedule_file.read_text("utf-8", "replace").splitlines()
         except FileNotFoundError:
             return ""
         except OSError:
@@ -123,7 +116,7 @@ class RebootExecutor:
         if present != own:
             return f"it is no longer scheduled; {f'left: {present}' if present else 'no other is'}", False
         try:
-            answer = programs.run([*self._shutdown, "-c"], _PROGRAM_SECONDS)
+            answer = programs.run([*self.shutdown, "-c"], _PROGRAM_SECONDS)
         except (CommandFailed, CommandUnsupported) as error:
             return f"it could not be cancelled and may still come: {error}", True
         if answer.code != 0 or self._scheduled() == own:
@@ -150,7 +143,3 @@ def _may_be_of(begun_at: datetime, schedule: str) -> bool:
         due is not None and -_CLOCK_ERROR <= due - expected <= timedelta(seconds=_PROGRAM_SECONDS) + _CLOCK_ERROR
     )
     return is_in_time and "MODE=reboot" in schedule.split()
-
-
-def _has_time(time: RepairTime) -> bool:
-    return time.left() > _DELAY_SECONDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from trainmedic.wire.envelope import Command
@@ -15,7 +15,6 @@ from trainmedic_agent.repairs.programs import ProgramAnswer
 
 SETTLED_SECONDS = 2.0
 """A restarted program must run for this time."""
-_REPLY_MARGIN = timedelta(seconds=5)  # for the reply before the command expires
 LOOK_EVERY = 0.5  # seconds
 _STOP_SECONDS = 5.0
 """systemd kills a stopping agent's programs at once; the agent's queues notice the stop seconds later."""
@@ -25,14 +24,12 @@ class RepairTime:
     """The time of one command, which ends early enough for its reply."""
 
     def __init__(self, accepted: AcceptedCommand, now: Callable[[], datetime] = utc_now) -> None:
-        command = accepted.command
         self._accepted = accepted
         self._now = now
-        self._deadline = command.expires_at - min(_REPLY_MARGIN, (command.expires_at - command.issued_at) / 10)
 
     def left(self) -> float:
         """Return the seconds left, 0 or less if none."""
-        return (self._deadline - self._now()).total_seconds()
+        return (self._accepted.deadline - self._now()).total_seconds()
 
     def to_act(self) -> float:
         """Return the seconds left. Raises CommandFailed if there are none."""

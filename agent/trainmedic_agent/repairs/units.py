@@ -56,20 +56,16 @@ class UnitState(Struct, frozen=True):
         }
 
 
-class RestartUnitExecutor:
-    action = "node.restart_unit"
-    queue = "node"
-
-    def __init__(
-        self, policy: RestartPolicy | None, intents: IntentBook, systemctl: Sequence[str] = ("systemctl",)
-    ) -> None:
-        self._policy = policy or RestartPolicy()
-        self._intents = intents
-        self._systemctl = systemctl
+class RestartUnitExecutor(Struct, frozen=True):
+    policy: RestartPolicy
+    intents: IntentBook
+    systemctl: Sequence[str] = ("systemctl",)
+    action: str = "node.restart_unit"
+    queue: str = "node"
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command, time = accepted.command, RepairTime(accepted)
-        kept = self._intents.find(command.id)
+        kept = self.intents.find(command.id)
         is_begun = kept is not None
         with failing_if_begun(is_begun):
             unit = self._allowed_unit(command)
@@ -78,7 +74,7 @@ class RestartUnitExecutor:
             if state.load != "loaded":
                 raise CommandRejected(f"systemd has no usable unit {unit}: its LoadState is {state.load}")
             kept = {"invocation": state.invocation}
-            self._intents.keep(command.id, kept, utc_now())
+            self.intents.keep(command.id, kept, utc_now())
         before = kept["invocation"]
         is_restarted_here = state.invocation == before
         if is_restarted_here:
@@ -96,12 +92,12 @@ class RestartUnitExecutor:
         unit = str(checked_parameters(command, ("unit",))["unit"])
         if not UNIT.fullmatch(unit):
             raise CommandRejected(f"{unit[:200]!r} is not the full name of a service, such as sshd.service")
-        if not self._policy.allows_unit(unit):
+        if not self.policy.allows_unit(unit):
             raise CommandRejected(f"this node's policy does not list {unit} in restart.units")
         return unit
 
     def _restart(self, unit: str, time: RepairTime) -> None:
-        answer = programs.run([*self._systemctl, "restart", "--no-ask-password", "--", unit], time.to_act())
+        answer = programs.run([*self.systemctl, "restart", "--no-ask-password", "--", unit], time.to_act())
         time.check_killed(answer)
         if answer.code != 0:
             raise CommandFailed(
@@ -135,7 +131,7 @@ class RestartUnitExecutor:
             return self._read_state(unit)
 
     def _read_state(self, unit: str) -> UnitState:
-        argv = [*self._systemctl, "show", f"--property={','.join(_PROPERTIES)}", "--", unit]
+        argv = [*self.systemctl, "show", f"--property={','.join(_PROPERTIES)}", "--", unit]
         answer = programs.run(argv, _SHOW_SECONDS, acts=False)
         if answer.code != 0:
             raise CommandFailed(f"systemctl does not show {unit}: {answer.said or f'exit code {answer.code}'}")

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from msgspec import Struct
+
 from trainmedic.wire.envelope import Command
 from trainmedic_agent.errors import CommandFailed, CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
@@ -37,13 +39,11 @@ _DATED_RECORDS = frozenset({"nodes", "jobs", "reservations"})  # slurmctld dates
 _PARAMETERS = ("what", "name", "fields", "parsers", "known", "page")
 
 
-class SlurmChange:
-    queue = "slurm"
-
-    def __init__(self, action: str, programs: SlurmPrograms, now: Callable[[], datetime]) -> None:
-        self.action = action
-        self._programs = programs
-        self._now = now
+class SlurmChange(Struct, frozen=True):
+    action: str
+    programs: SlurmPrograms
+    now: Callable[[], datetime]
+    queue: str = "slurm"
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         """Return what the command wrote. A failure of the command has ``may_be_done``."""
@@ -55,7 +55,7 @@ class SlurmChange:
             reason = "the agent was restarted; an earlier process may have run it, so it is not run again"
             raise CommandFailed(reason, {"may_be_done": True})
         self._refuse_unlisted(arguments.named_nodes(command.params), command)
-        done = self._programs.run(argv, _seconds_left(command, self._now()))
+        done = self.programs.run(argv, _seconds_left(command, self.now()))
         if done.code == 0:
             return {"text": done.text}
         if done.code is None or done.code < 0:
@@ -66,7 +66,7 @@ class SlurmChange:
         """Raise CommandFailed if a name may be a NodeSet's: Slurm would change all of its nodes."""
         if not names:
             return
-        done = self._programs.run(arguments.show_nodes(names), _seconds_left(command, self._now()))
+        done = self.programs.run(arguments.show_nodes(names), _seconds_left(command, self.now()))
         listed = arguments.listed_nodes(done.output)
         unlisted = [name for name in names if name not in listed]
         if done.code is None or done.code < 0:

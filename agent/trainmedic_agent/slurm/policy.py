@@ -37,8 +37,7 @@ class SlurmPolicy(Struct, frozen=True):
 
 def read_slurm(raw: object, faults: list[FieldFault]) -> SlurmPolicy:
     """After a fault, appended to `faults`, the result must not be used."""
-    reader = MappingReader(("slurm",), raw, faults)
-    reader.refuse_unknown_keys(SlurmPolicy.__struct_fields__)
+    reader = MappingReader(("slurm",), raw, SlurmPolicy.__struct_fields__, faults)
     return SlurmPolicy(
         commands=reader.optional("commands", _path, SlurmPolicy().commands),
         conf=reader.optional("conf", _path, None),

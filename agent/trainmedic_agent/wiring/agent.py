@@ -13,6 +13,7 @@ from trainmedic.wire import steady_time
 from trainmedic.wire.steady_time import ClockStep, since_boot
 from trainmedic_agent import __version__
 from trainmedic_agent import policy as policies
+from trainmedic_agent.containers.engine_api import ContainerEngine
 from trainmedic_agent.containers.executor import PruneContainersExecutor
 from trainmedic_agent.context import AgentContext
 from trainmedic_agent.counters import AgentCounters
@@ -40,6 +41,7 @@ from trainmedic_agent.power.ledger import PowerLedger
 from trainmedic_agent.repairs.containers import RestartContainerExecutor
 from trainmedic_agent.repairs.gpu_reset import GpuResetExecutor
 from trainmedic_agent.repairs.intents import IntentBook
+from trainmedic_agent.repairs.policy import RestartPolicy
 from trainmedic_agent.repairs.reboot import RebootExecutor
 from trainmedic_agent.repairs.units import RestartUnitExecutor
 from trainmedic_agent.service import Agent, AgentParts
@@ -96,6 +98,7 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
     Raises ConfigurationError if another agent holds a GPU or root, or the exporter cannot listen; JournalUnavailable.
     """
     policy = context.policy
+    restart = policy.restart or RestartPolicy()  # allows nothing
     cleaning_roots = sorted({root for rule in policy.cleaning.rules.values() for root in rule.roots})
     with exclusive_roots(cleaning_roots), contextlib.closing(own_gpus()) as gpus:
         ledger = PowerLedger(context.journal)
@@ -118,8 +121,8 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
                     RenewLeaseExecutor(control),
                     DiskCleanExecutor(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
                     PruneContainersExecutor(policy.containers),
-                    RestartUnitExecutor(policy.restart, intents),
-                    RestartContainerExecutor(policy.restart, intents),
+                    RestartUnitExecutor(restart, intents),
+                    RestartContainerExecutor(restart, intents, ContainerEngine(restart.socket)),
                     GpuResetExecutor(gpus, intents),
                     RebootExecutor(intents),
                     NodeFactsExecutor(settings.node, gpus, record, cleaning_roots),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from trainmedic_agent.log_opening.guarded_files import GuardedFiles
-from trainmedic_agent.log_opening.node_files import FileFacts, Listing, NamedBy, NodeFiles
+from trainmedic_agent.log_opening.node_files import NamedBy
 from trainmedic_agent.log_opening.thread_rights import ThreadRights
 from trainmedic_agent.log_reading import kernel_log, pstore
 from trainmedic_agent.log_reading.discovery import PODS
@@ -23,25 +22,17 @@ def node_files(policy: LogsPolicy) -> GuardedFiles:
         tops += pstore.DIRECTORIES
         if kernel_log.choose_reading(policy.kernel) is KernelReading.FILE:
             tops.append(policy.kernel.path.rpartition("/")[0])
-    return GuardedFiles(tops, switch=thread_rights())
+    kind = GuardedFiles if policy.kernel is None else KernelFiles
+    return kind(tops, switch=thread_rights())
 
 
-class KernelFiles:
-    """`NodeFiles` that also open `/dev/kmsg`."""
-
-    def __init__(self, files: NodeFiles) -> None:
-        self._files = files
+class KernelFiles(GuardedFiles):
+    """Files, and `/dev/kmsg`."""
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
         if path == kernel_log.KMSG and named_by is None:
             return kernel_log.open_kmsg_directly(path)
-        return self._files.open(path, named_by)
-
-    def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
-        return self._files.listing(path, most, named_by)
-
-    def facts(self, path: str, names: Sequence[str], named_by: NamedBy | None = None) -> list[FileFacts | None]:
-        return self._files.facts(path, names, named_by)
+        return super().open(path, named_by)
 
 
 def thread_rights() -> ThreadRights | None:

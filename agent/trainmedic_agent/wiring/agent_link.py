@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
@@ -51,7 +50,7 @@ def linked_reading(
         link.send,
         lambda: context.now().timestamp(),
     )
-    link.findings = relay
+    link.offer = relay.offer
     boot = NodeBoot(context.node, boot_id(), context.now() - timedelta(seconds=since_boot()))
     news = ReaderNews(
         link,
@@ -80,14 +79,11 @@ class GpusByAddress:
     def __init__(self, gpus: Gpus, record: GpuRecord) -> None:
         self._gpus = gpus
         self._record = record
-        self._lock = threading.Lock()
         self._uuids: dict[str, str] = {}
 
     def uuids(self) -> Mapping[str, str]:
-        with self._lock:
-            infos = [known.info for known in self._record.gpus()] + list(self._gpus.inventory().gpus)
-            for info in infos:
-                normal = gpu_names.normal_pci(info.pci_address)
-                if normal is not None:
-                    self._uuids[normal] = info.uuid
-            return dict(self._uuids)
+        for info in [*(known.info for known in self._record.gpus()), *self._gpus.inventory().gpus]:
+            normal = gpu_names.normal_pci(info.pci_address)
+            if normal is not None:
+                self._uuids[normal] = info.uuid
+        return dict(self._uuids)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol
-
-from prometheus_client.metrics_core import Metric
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainmedic_agent.log_link import metric_families
 from trainmedic_agent.log_link.messages import LogMetric, ReaderStatus
@@ -19,17 +17,18 @@ from trainmedic_agent.log_reading import log_metrics
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_agent.log_reading.finding_sender import FindingPort
 from trainmedic_agent.log_reading.log_policy import LogsPolicy
-from trainmedic_agent.log_reading.log_reader import LogReader, ShipsLines
+from trainmedic_agent.log_reading.log_reader import LogReader
 from trainmedic_agent.log_reading.log_store import NodeBoot
 from trainmedic_agent.log_reading.reading_context import ReadingContext
-from trainmedic_agent.log_search.search_pages import SearchPages
 from trainmedic_agent.log_search.searcher import LogSearcher
-from trainmedic_agent.log_shipping.ship_counters import ShipCounters
 from trainmedic_agent.log_shipping.store_access import StoreAccess
 from trainmedic_core import gpu_names
 from trainmedic_core.confined_process import StartsPrograms
 from trainmedic_core.program_source import Programs
 from trainmedic_logs.files import dump_child, dump_reader
+
+if TYPE_CHECKING:
+    from trainmedic_agent.log_shipping.shipper import LogShipping
 
 _MEMORY_OF_DUMPS = 192 * 1024**2  # a dump of 5 MB needs 45 MiB
 _LONGEST_ANSWER = 1024**2  # bytes; decoded, it takes ten times as much memory
@@ -43,12 +42,6 @@ class LinkPorts(FindingPort, Protocol):
     def uuid_of(self, address: str) -> str | None: ...  # by normalised PCI address
 
     def access(self) -> StoreAccess: ...
-
-
-class Shipping(ShipsLines, Protocol):
-    counters: ShipCounters
-
-    def metrics(self) -> Iterator[Metric]: ...
 
 
 # Parsers that the reader starts in processes of their own.
@@ -94,8 +87,7 @@ class LogReading:
             shipping=self._shipping,
         )
         self._reader.counters.takes_rights = takes_rights
-        searcher = LogSearcher(policy, context.node, self._reader.scans, arrivals=arrivals, files=files)
-        self._searches = SearchPages(searcher)
+        self._searcher = LogSearcher(policy, context.node, self._reader.scans.scan, arrivals=arrivals, files=files)
 
     def start(self) -> None:
         """Raises JournalUnavailable."""
@@ -108,7 +100,7 @@ class LogReading:
         self._reader.rules.take(at, raw)
 
     def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> Sequence[str]:
-        return self._searches.page(params, is_stopping)
+        return self._searcher.packed_page(params, is_stopping)
 
     def status(self) -> ReaderStatus:
         counters, way = self._reader.counters, self._reader.kernel_way
@@ -124,18 +116,18 @@ class LogReading:
         )
 
     def loop_errors(self) -> Mapping[str, int]:
-        return self._context.counters.loop_errors()
+        return self._context.counters.loop_errors.all()
 
     def metrics(self) -> list[LogMetric]:
         families = list(log_metrics.families(self._reader.counters, self._reader.runner.near_misses))
         if self._shipping is not None:
-            families += self._shipping.metrics()
+            families += self._shipping.counters.families()
         return metric_families.to_messages(families)
 
 
 def _shipping(
     context: ReadingContext, policy: LogsPolicy, boot: NodeBoot, files: NodeFiles, link: LinkPorts
-) -> Shipping | None:
+) -> LogShipping | None:
     if policy.ship is None:
         return None
     # HTTP and TLS are loaded only if lines are shipped.

@@ -31,7 +31,7 @@ from trainmedic_agent.log_opening.thread_rights import ThreadRights
 from trainmedic_agent.log_reading import kernel_log
 from trainmedic_agent.log_reading.reading_context import ReadingContext
 from trainmedic_agent.settings.agent_reader import ReaderSettings
-from trainmedic_agent.wiring.agent_files import KernelFiles, node_files
+from trainmedic_agent.wiring.agent_files import node_files
 from trainmedic_core import kill_as_user
 from trainmedic_core.program_source import ProgramSource
 
@@ -176,17 +176,14 @@ def _greeting(stream: FrameStream) -> tuple[ReaderEnd, Welcome] | None:
 def _serve_by_child(reading: _Reading, stopping: _StopRequest, *, has_rights: bool) -> int:
     stop_pipe, stop_writer = os.pipe()
     opener_socket, client_socket = socket.socketpair()
-    policy = reading.welcome.policy
-    own_files = node_files(policy)
-    takes_rights = own_files.takes_rights
-    files: NodeFiles = KernelFiles(own_files) if policy.kernel is not None else own_files
+    files = node_files(reading.welcome.policy)
     parent = os.getpid()
     child = os.fork()
     if child == 0:
         os.close(stop_writer)
         opener_socket.close()
         child_files: NodeFiles = OpenerClient(client_socket) if has_rights else files
-        _run_as_child(lambda: reading.run(stop_pipe, child_files, parent, takes_rights=takes_rights), child_files)
+        _run_as_child(lambda: reading.run(stop_pipe, child_files, parent, takes_rights=files.takes_rights), child_files)
     os.close(stop_pipe)
     client_socket.close()
     stopping.pass_to_child(stop_writer)

@@ -14,7 +14,8 @@ def node_gpus() -> TimeLimitedGpus:
 
 def own_gpus() -> ExclusiveGpus:
     """Return GPUs for setting limits. Raises ConfigurationError if another agent holds them."""
-    gpus = ExclusiveGpus(node_gpus())
+    calls = TimeLimitedCalls()
+    gpus = ExclusiveGpus(NvmlGpus(calls=calls), calls)
     try:
         gpus.claim()
     except BaseException:

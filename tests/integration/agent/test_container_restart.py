@@ -11,6 +11,7 @@ import pytest
 from tests.support.docker_engine import NAMED_ENGINE, DockerEngine, docker_engine
 from tests.support.programs import eventually
 from tests.support.repairs import accepted
+from trainmedic_agent.containers.engine_api import ContainerEngine
 from trainmedic_agent.errors import CommandFailed, CommandInterrupted, CommandRejected, CommandUnsupported
 from trainmedic_agent.repairs.containers import RestartContainerExecutor
 from trainmedic_agent.repairs.intents import IntentBook
@@ -42,7 +43,7 @@ def restart(engine: DockerEngine, intents: IntentBook, name: str = "exporter", *
     )
     policy = more.pop("policy", policy)
     command = accepted("node.restart_container", container=name, **more)
-    return RestartContainerExecutor(policy, intents).perform(command)
+    return RestartContainerExecutor(policy, intents, ContainerEngine(policy.socket)).perform(command)
 
 
 def started_at(engine: DockerEngine, name: str = "exporter") -> str:

@@ -29,5 +29,5 @@ def gpus(driver: Driver) -> Iterator[NvmlGpus]:
 @pytest.fixture(autouse=True)
 def searches_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page ends after some seconds and goes on with the next one. Tests of that limit set it themselves."""
-    for name in ("MOST_SECONDS", "SCAN_SECONDS", "_JOB_SECONDS", "LISTING_SECONDS"):
+    for name in ("MOST_SECONDS", "SCAN_SECONDS", "LISTING_SECONDS"):
         monkeypatch.setattr(searcher, name, 600.0)

@@ -147,12 +147,12 @@ def test_a_card_that_does_not_offer_something_has_no_series_of_it(
 def test_the_agent_tells_of_itself(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:
     """Caps and their leases, what is owed, commands, faults, and whether Redis hears it."""
     counters = AgentCounters()
-    counters.command("gpu.power_limit", "applied")
-    counters.command("gpu.power_limit", "applied")
-    counters.loop_error("disk")
+    counters.commands.add(("gpu.power_limit", "applied"))
+    counters.commands.add(("gpu.power_limit", "applied"))
+    counters.loop_errors.add("disk")
     before = scrape(collector(counters=counters))
     assert of(before, "trainmedic_agent_redis_connected") == 0
-    counters.redis_answered(time.time())
+    counters.redis_answered_at = time.time()
     cap = PowerCap("a", 560_000, 1700000300.0, 300.0, 700_000, 560_000)
     power = {
         FIRST: GpuPowerState(PowerBaseline(700_000, 560_000, "s"), (cap,)),

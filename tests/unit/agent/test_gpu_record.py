@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.driver.driver import Card, Driver, cards
 from trainmedic_agent import gpu_metrics
@@ -14,6 +15,7 @@ from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
 from trainmedic_agent.errors import GpuError, JournalUnavailable
 from trainmedic_agent.gpu_record import GpuRecord
 from trainmedic_agent.journal import Journal
+from trainmedic_agent.ports.gpus import Inventory
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 RESET, NONE = 1, 0
@@ -70,6 +72,17 @@ def test_an_error_outlives_a_later_one_and_the_agent(driver: Driver, agent: Agen
     driver.xid(0, 48)
     agent.look()
     assert agent.xids() == {FIRST: {48: 2, 45: 1}}
+
+
+def test_errors_of_a_gpu_that_is_listed_later_count(agent: Agent) -> None:
+    """The driver reports each only once, also of a GPU that did not respond when it was opened."""
+    first, second = agent.gpus.inventory().gpus
+    xids = {"GPU-late": {79: 1}, FIRST: {48: 1}}
+    agent.record.observe(agent.gpus.inventory(), (), xids)
+    late = replace(second, uuid="GPU-late")
+    for _ in range(2):
+        agent.record.observe(Inventory((first, late)), (), xids)
+    assert agent.xids() == {FIRST: {48: 1}, "GPU-late": {79: 1}}
 
 
 def test_a_gpu_that_is_gone_keeps_its_errors_and_is_missed(driver: Driver, agent: Agent) -> None:

@@ -114,13 +114,14 @@ def test_what_is_found_is_what_a_look_at_every_line_finds(
 
     def found() -> list[FoundLine]:
         query = LogQuery("llm-1", BEGAN - timedelta(days=1), grep=grep)
-        file = FileLines(str(log), Origin("launcher", "n1"), LineFilter.of(query), ReadBudget(1 << 30, 60.0))
-        file.skips_ranks = skips_ranks
-        file.begin({})
         answer = []
-        while (line := file.next()) is not None:
-            answer.append(line)
-        file.close()
+        with log.open("rb") as opened:
+            origin, budget = Origin("launcher", "n1"), ReadBudget(1 << 30, 60.0)
+            file = FileLines(opened.fileno(), origin, LineFilter.of(query), budget)
+            file.skips_ranks = skips_ranks
+            file.begin({})
+            while (line := file.next()) is not None:
+                answer.append(line)
         return answer
 
     closely = found()
@@ -144,10 +145,11 @@ def test_lines_without_what_is_looked_for_are_not_looked_at(tmp_path: Path, monk
         "".join(f"{(BEGAN + timedelta(seconds=n)).isoformat()} straw {n}\n" for n in range(5000)) + "needle\n"
     )
     query = LogQuery("llm-1", BEGAN - timedelta(days=1), grep="needle")
-    file = FileLines(str(log), Origin("launcher", "n1"), LineFilter.of(query), ReadBudget(1 << 30, 60.0))
-    file.begin({})
-    line = file.next()
-    file.close()
+    with log.open("rb") as opened:
+        origin, budget = Origin("launcher", "n1"), ReadBudget(1 << 30, 60.0)
+        file = FileLines(opened.fileno(), origin, LineFilter.of(query), budget)
+        file.begin({})
+        line = file.next()
     assert line is not None
     assert (line.text, line.at, line.is_sure) == ("needle", BEGAN + timedelta(seconds=4999), False)
     assert len(looked_at) < 5

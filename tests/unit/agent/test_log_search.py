@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.messages import make_command
-from tests.support.search_in_process import search_executor
+from tests.support.search_in_process import search_executor, searcher_of
 from trainmedic_agent.errors import CommandRejected
 from trainmedic_agent.executors import AcceptedCommand, Executor
 from trainmedic_agent.log_reading.discovery import Discovery, Scan
@@ -50,7 +50,7 @@ class Node:
         self.policy = LogsPolicy(roots=(str(root),), kernel=KernelLog(KernelReading.FILE, str(self.kernel)))
 
     def searcher(self) -> LogSearcher:
-        return LogSearcher(self.policy, "gpu-07")
+        return searcher_of(self.policy, "gpu-07")
 
     def write(self, name: str, *lines: str) -> Path:
         file = self.attempt / name
@@ -294,17 +294,18 @@ class BusyDiscovery(Discovery):
         known: Collection[tuple[int, int]],
         is_stopping: Callable[[], bool],
         seconds: float | None = None,
-        job_seconds: float = 0.0,
+        *,
+        is_asked: bool = False,
     ) -> Scan:
         self.scans += 1
-        return super().scan(known, is_stopping, seconds, job_seconds)
+        return super().scan(known, is_stopping, seconds, is_asked=is_asked)
 
 
 def test_the_pages_of_one_answer_do_not_list_directories_again(node: Node) -> None:
     """Each scan of a large directory takes time."""
     node.write("launcher-gpu-07.log", *(f"{at(100)} line {number}" for number in range(100)))
     discovery = BusyDiscovery(node.policy)
-    search, places = LogSearcher(node.policy, "gpu-07", discovery), {}  # type: ignore[var-annotated]
+    search, places = searcher_of(node.policy, "gpu-07", discovery), {}  # type: ignore[var-annotated]
     for _ in range(10):
         places = dict(search.page(QUERY, places, most=10).places)
     assert discovery.scans == 1
@@ -340,7 +341,7 @@ def test_what_the_kernel_keeps_itself_is_searched_by_the_numbers_of_its_lines(
     buffers = [KernelBuffer(*lines), KernelBuffer(*lines, (9, f"4,9,{since_boot + 2},-;warm".encode()))]
     monkeypatch.setattr(searcher.kernel_log, "open_reader", lambda *_: buffers.pop(0))
     policy = LogsPolicy(kernel=KernelLog(KernelReading.KMSG))
-    search = LogSearcher(policy, "gpu-07")
+    search = searcher_of(policy, "gpu-07")
     query = replace(QUERY, kernel=True)
     page = search.page(query, {})
     assert [(line.text, line.level.value) for line in page.lines] == [("NVRM: Xid", "error"), ("eth0 up", "info")]

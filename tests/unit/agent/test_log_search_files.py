@@ -12,21 +12,18 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
 
+from tests.support.search_in_process import searcher_of
 from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic_agent.log_opening.node_files import LogRefused, NamedBy, UnreadReason
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_agent.log_search import packed_lines, searcher
-from trainmedic_agent.log_search.line_filter import LineFilter
-from trainmedic_agent.log_search.packed_lines import PackedLines
-from trainmedic_agent.log_search.searcher import LogPage, LogSearcher
+from trainmedic_agent.log_search.searcher import LogPage
 from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget
-from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_search import FoundLine, LeftOut, LogQuery, left_out_notes
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -41,7 +38,7 @@ class SearchedNode:
         self.attempt = AttemptLogs.of(root, "llm-1", 1)
         self.attempt.path.mkdir(parents=True)
         self.log = self.attempt.launcher("n1")
-        self.search = LogSearcher(LogsPolicy(roots=(str(root),)), "n1", zone=UTC)
+        self.search = searcher_of(LogsPolicy(roots=(str(root),)), "n1", zone=UTC)
         self.places: Mapping[str, FilePlace] = {}
         self.count = 0
 
@@ -167,19 +164,6 @@ def test_what_was_packed_is_searched_as_far_as_is_unpacked(node: SearchedNode, m
     assert page.notes[0].startswith("2 compressed files on n1 exceed")
     (node.attempt.path / "launcher-n1.log.1.gz").write_bytes(b"\x1f\x8b no gzip")
     assert "damaged" in node.page().notes[0]
-
-
-def test_a_packed_file_whose_facts_cannot_be_read_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "a.log.gz"
-    file.write_bytes(gzip.compress(b"line"))
-    descriptor = os.open(file, os.O_RDONLY)
-    budget, line_filter = ReadBudget(1 << 20, 60.0), LineFilter.of(QUERY)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fstat", Mock(side_effect=OSError(errno.ESTALE, "stale file handle")))
-        with pytest.raises(OSError, match="stale"):
-            PackedLines(str(file), Origin("training"), line_filter, budget, open_log=lambda _: descriptor)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)
 
 
 @pytest.mark.parametrize("before", [0, 1])
@@ -395,7 +379,7 @@ def test_a_file_that_cannot_be_read_is_counted(node: SearchedNode, error: Except
     other = node.log.parent.with_name("attempt-9") / node.log.name
     other.parent.mkdir()
     node.write(3, other)
-    search = LogSearcher(LogsPolicy(roots=(str(node.root),)), "n1", zone=UTC, files=ForbiddenFiles(error))
+    search = searcher_of(LogsPolicy(roots=(str(node.root),)), "n1", zone=UTC, files=ForbiddenFiles(error))
     page = search.page(QUERY, {})
     assert len(page.lines) == 3
     told = [note for note in page.notes if "cannot be read" in note]
@@ -409,13 +393,48 @@ class UnreadableFiles(OwnFiles):
         return os.open(path, os.O_WRONLY) if "attempt-9" in path else super().open(path, named_by)
 
 
+class RememberedFiles(OwnFiles):
+    """The node's files, and the descriptors that were given."""
+
+    def __init__(self) -> None:
+        self.opened: list[int] = []
+
+    def open(self, path: str, named_by: NamedBy | None = None) -> int:
+        self.opened.append(super().open(path, named_by))
+        return self.opened[-1]
+
+
+@pytest.mark.parametrize("call", ["fstat", "pread"])
+def test_a_file_is_closed_after_the_page_if_it_cannot_be_read(
+    call: str, node: SearchedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each search would keep it open otherwise, packed or not."""
+    node.write(3)
+    (node.attempt.path / "launcher-n1.log.1.gz").write_bytes(gzip.compress(b"line"))
+    files, original = RememberedFiles(), getattr(os, call)
+
+    def failing(fd: int, *more: int) -> object:
+        if fd in files.opened:
+            raise OSError(errno.ESTALE, "stale file handle")
+        return original(fd, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing)
+        page = searcher_of(LogsPolicy(roots=(str(node.root),)), "n1", zone=UTC, files=files).page(QUERY, {})
+    assert any("cannot be read" in note for note in page.notes)
+    assert len(files.opened) == 2
+    for descriptor in files.opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
 def test_a_file_that_can_no_longer_be_read_keeps_no_other_from_the_page(node: SearchedNode) -> None:
     """Its lines may be missing, and that is said."""
     node.write(3)
     other = node.log.parent.with_name("attempt-9") / node.log.name
     other.parent.mkdir()
     node.write(3, other)
-    search = LogSearcher(LogsPolicy(roots=(str(node.root),)), "n1", zone=UTC, files=UnreadableFiles())
+    search = searcher_of(LogsPolicy(roots=(str(node.root),)), "n1", zone=UTC, files=UnreadableFiles())
     page = search.page(QUERY, {})
     assert len(page.lines) == 3
     assert "1 files on n1 cannot be read (Bad file descriptor); lines may be missing" in page.notes

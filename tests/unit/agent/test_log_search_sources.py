@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.support.search_in_process import searcher_of
 from tests.unit.agent.log_reading.journal import Journal
 from tests.unit.agent.log_reading.reading import policy_of
-from trainmedic_agent.log_search.searcher import LogSearcher
 from trainmedic_logs.domain.log_search import LogLevel, LogQuery
 
 QUERY = LogQuery("llm-1", since=datetime.now(UTC) - timedelta(hours=1))
@@ -26,7 +26,7 @@ def test_slurms_output_is_searched_by_the_ranks_that_srun_has_put_before_lines(t
     lines = [f"0: {now} step 1", f"7: {now} ERROR it broke", "slurmstepd: error: *** JOB 12 CANCELLED ***"]
     (tmp_path / "llm-1-12.out").write_text("".join(f"{line}\n" for line in lines))
     (tmp_path / "other-13.out").write_text(f"7: {now} of another job\n")
-    search = LogSearcher(policy_of(slurm=[f"{tmp_path}/{{job}}-[0-9]*.out"]), "gpu-07")
+    search = searcher_of(policy_of(slurm=[f"{tmp_path}/{{job}}-[0-9]*.out"]), "gpu-07")
     found = search.page(QUERY, {}).lines
     assert [(line.rank, line.source) for line in found] == [(0, "slurm"), (7, "slurm"), (None, "slurm")]
     (line,) = search.page(replace(QUERY, rank=7), {}).lines
@@ -40,7 +40,7 @@ def test_the_journal_of_the_kernel_is_searched_page_by_page(tmp_path: Path, monk
     boot = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
     journal.add("c1", boot - 30_000_000, "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.")
     journal.add("c2", boot - 20_000_000, "eth0: link becomes ready")
-    search = LogSearcher(policy_of(kernel="journal"), "gpu-07")
+    search = searcher_of(policy_of(kernel="journal"), "gpu-07")
     query = replace(QUERY, kernel=True)
     first = search.page(query, {}, most=1)
     (line,) = first.lines
@@ -69,5 +69,5 @@ def test_the_journal_is_searched_by_a_reader_with_many_open_files(
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         for _ in range(1024):
             stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        search = LogSearcher(policy_of(kernel="journal"), "gpu-07")
+        search = searcher_of(policy_of(kernel="journal"), "gpu-07")
         assert [line.text for line in search.page(replace(QUERY, kernel=True), {}).lines] == ["eth0: link down"]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from unittest.mock import Mock
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -19,10 +16,6 @@ from tests.support.timed_log import TimedLog, texts
 from trainmedic_agent.journal import Journal
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_agent.log_search import file_lines
-from trainmedic_agent.log_search.file_lines import FileLines
-from trainmedic_agent.log_search.line_filter import LineFilter
-from trainmedic_agent.log_search.wanted_lines import ReadBudget
-from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_search import FoundLine, LogQuery, TimeKnownBy
 
 BEGAN = datetime(2026, 3, 9, 7, tzinfo=UTC)
@@ -265,22 +258,3 @@ def test_arrivals_of_an_earlier_file_with_the_same_number_are_not_used(
     log.write("step b")
     monkeypatch.setattr(file_lines, "born_at", lambda _: BEGAN + 3000 * SECOND)
     assert {line.known_by for line in log.lines(window(0), UTC)} == {TimeKnownBy.FILE}
-
-
-def test_a_file_whose_end_cannot_be_read_is_closed(
-    log: TimedLog, index: ArrivalIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each search would keep it open otherwise."""
-    log.write("2026-01-31 12:00:00 begins")
-    opened: list[int] = []
-
-    def open_log(path: str) -> int:
-        opened.append(os.open(path, os.O_RDONLY))
-        return opened[-1]
-
-    monkeypatch.setattr(os, "pread", Mock(side_effect=OSError(errno.ESTALE, "stale file handle")))
-    budget = ReadBudget(1 << 20, 60.0)
-    with pytest.raises(OSError, match="stale"):
-        FileLines(str(log.path), Origin("training"), LineFilter.of(window(0)), budget, index, None, open_log)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(*opened)

@@ -18,19 +18,18 @@ import pytest
 
 from tests.support.programs import eventually
 from trainmedic_agent import metrics_server, own_log
-from trainmedic_agent.metrics_server import MetricsRequestHandler, MetricsServer
+from trainmedic_agent.metrics_server import MetricsServer
 
 
-class Page(MetricsRequestHandler):
-    def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
-        if path == "/broken":
-            raise RuntimeError("the driver is gone")
-        return {"Content-Type": "text/plain"}, b"up 1\n"
+def page(path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
+    if path == "/broken":
+        raise RuntimeError("the driver is gone")
+    return {"Content-Type": "text/plain"}, b"up 1\n"
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    server = MetricsServer("127.0.0.1", 0, Page)
+    server = MetricsServer("127.0.0.1", 0, page)
     thread = threading.Thread(daemon=True, target=server.serve_forever, args=(0.05,))
     thread.start()
     yield server.server_port

@@ -14,7 +14,7 @@ import pytest
 from msgspec import Struct
 
 from tests.support.messages import make_command
-from tests.support.search_in_process import search_executor
+from tests.support.search_in_process import search_executor, searcher_of
 from trainmedic.wire import envelope
 from trainmedic.wire.command_book import CommandRecord
 from trainmedic.wire.receiver import ReceivedCommand
@@ -26,7 +26,6 @@ from trainmedic_agent.executors import AcceptedCommand, Executor
 from trainmedic_agent.journal import Journal
 from trainmedic_agent.log_link.linked_reading import LinkedSearch
 from trainmedic_agent.log_reading.log_policy import LogsPolicy
-from trainmedic_agent.log_search.searcher import LogSearcher
 from trainmedic_agent.policy import Policy
 from trainmedic_agent.replies import AgentReplies
 from trainmedic_agent.worker_queues import WorkerQueue
@@ -53,7 +52,7 @@ def executor(tmp_path: Path) -> LinkedSearch:
     log = tmp_path / "logs" / "llm-1" / "attempt-1" / "launcher-n1.log"
     log.parent.mkdir(parents=True)
     log.write_text("a line of a job that goes on as it should\n" * LINES + "ERROR the last line\n")
-    return search_executor(LogSearcher(LogsPolicy(roots=(str(tmp_path / "logs"),)), "n1"))
+    return search_executor(searcher_of(LogsPolicy(roots=(str(tmp_path / "logs"),)), "n1"))
 
 
 def search(calls: Callable[[], bool], **flags: Any) -> AcceptedCommand:

@@ -38,7 +38,7 @@ def test_a_task_that_always_fails_stops_neither_commands_nor_other_tasks() -> No
         worker.put(AcceptedCommand(make_command("gpu.power_limit")))
         assert carried_out.wait(30)
         assert sound.has_run.wait(30)
-        assert counters.loop_errors()["gpu"] >= 1
+        assert counters.loop_errors.all()["gpu"] >= 1
     finally:
         stopping.set()
         worker.wake()

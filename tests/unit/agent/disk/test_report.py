@@ -45,3 +45,16 @@ def test_the_output_of_very_many_rules_has_no_examples() -> None:
     every = outputs(counters(100))
     assert fitting(every) is every
     assert every["rule-99"]["left"]["open"] == {"count": 5}
+
+
+def test_the_output_of_rules_with_very_many_roots_names_some_of_them() -> None:
+    """Rules may have any number of roots, and each is refused with a sentence."""
+    every = counters(20)
+    for part in every.values():
+        part.refused_roots = {f"/scratch/{number}": "it belongs to another user" for number in range(200)}
+        part.access_times = dict.fromkeys(part.refused_roots, "kept")
+    output = outputs(every)
+    assert fitting(output) is output
+    for rule in output.values():
+        assert len(rule["refused_roots"]) == len(rule["access_times"]) == 10
+        assert rule["roots_left_out"] == 2 * 190

@@ -55,7 +55,7 @@ def cleaner(
         for name, rule in rules.items()
     }
     return Cleaner(
-        read_cleaning({"rules": written, **bounds}),
+        read_cleaning({"rules": written, **bounds}, []),
         clocks=clocks or Clocks(sleep=lambda _: None),
         proc=str(proc),
         **({} if measure is None else {"measure": measure}),

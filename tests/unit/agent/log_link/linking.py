@@ -52,7 +52,7 @@ class LinkedAgent:
         self._readers: list[PlayedReader] = []
         socket = LinkSocket(directory, os.geteuid(), os.getegid())
         self.link = AgentEnd(socket, self.counters, lambda: self.now)
-        self.link.findings = self.findings
+        self.link.offer = self.findings.offer
 
     def __enter__(self) -> Self:
         self.link.start()

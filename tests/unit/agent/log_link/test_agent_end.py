@@ -77,7 +77,7 @@ def test_a_heartbeat_brings_the_status_and_survived_errors(agent: LinkedAgent) -
         assert agent.link.beat()
         reader.send(pong(reader.gets(Ping).number))
     eventually(lambda: agent.link.is_up and agent.link.status.files == 2, LONG, "the status", every=0.01)
-    assert agent.counters.loop_errors() == {"log-files": 1}
+    assert agent.counters.loop_errors.all() == {"log-files": 1}
 
 
 def test_a_scrape_shows_the_metrics_of_the_reader(agent: LinkedAgent) -> None:
@@ -259,4 +259,4 @@ def test_names_of_loops_are_bounded(agent: LinkedAgent) -> None:
         errors = {f"loop-{turn}-{number}": 1 for number in range(16)}
         reader.send(Pong(reader.gets(Ping).number, ReaderStatus(files=turn), errors))
     eventually(lambda: agent.link.status.files == 4, LONG, "the last status", every=0.01)
-    assert len(agent.counters.loop_errors()) == 16
+    assert len(agent.counters.loop_errors.all()) == 16

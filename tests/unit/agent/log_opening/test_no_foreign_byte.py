@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.search_in_process import searcher_of
 from tests.support.two_users import ANN, BOB, MAY_GIVE, WAYS, directory, file, open_place, switch_of
 from tests.unit.agent.log_reading.reading import NODE, Reading, policy_of
 from tests.unit.agent.log_shipping.shipping import Agent
@@ -25,7 +26,6 @@ from trainmedic_agent.log_opening.node_files import LogRefused
 from trainmedic_agent.log_reading.budgets import BudgetOwner
 from trainmedic_agent.log_reading.discovery import Discovery
 from trainmedic_agent.log_reading.dumps import DumpReading
-from trainmedic_agent.log_search.searcher import LogSearcher
 from trainmedic_agent.wiring.agent_files import node_files
 from trainmedic_logs.diagnosis.flight_recorder.dump import Dump
 from trainmedic_logs.domain.finding import Excerpt, Finding
@@ -113,7 +113,7 @@ def test_findings_have_none(tmp_path: Path, scene: Scene, files: GuardedFiles) -
 
 def test_answers_of_the_search_have_none(scene: Scene, files: GuardedFiles) -> None:
     """Neither from a file, nor from one that rotation seems to have renamed or packed."""
-    search = LogSearcher(policy_of(**scene.policy()), NODE, files=files)
+    search = searcher_of(policy_of(**scene.policy()), NODE, files=files)
     page = search.page(LogQuery("ann-job", since=datetime.now(UTC) - timedelta(hours=1)), {})
     assert sorted(line.text for line in page.lines) == ["MARK 1 of ann", "MARK 2 of ann"]
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.two_users import ANN, BOB, MAY_GIVE, WAYS, directory, file, open_place, switch_of
@@ -20,7 +21,7 @@ from trainmedic_agent.log_opening.guarded_files import GuardedFiles
 from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, NamedBy, NodeFiles, UnreadReason
 from trainmedic_agent.log_opening.opener import MOST_NAMES, FileOpener
 from trainmedic_agent.log_opening.opener_client import OpenerClient
-from trainmedic_agent.log_opening.opener_frames import FrameReader, Opened, OpenFile
+from trainmedic_agent.log_opening.opener_frames import FrameReader, Opened, OpenerAnswer, OpenFile, Request
 from trainmedic_agent.log_opening.own_files import OwnFiles
 
 WAIT_SECONDS = 60.0
@@ -156,7 +157,7 @@ def test_descriptors_of_the_asker_are_closed(place: Path, served: Served) -> Non
     first, second = os.pipe()
     opener_frames.send(served.raw, OpenFile(os.fsencode(path)), second)
     os.close(second)
-    answer = FrameReader(served.raw).answer()
+    answer = FrameReader(served.raw, msgspec.msgpack.Decoder(OpenerAnswer)).next()
     assert answer is not None
     assert isinstance(answer[0], Opened)
     assert answer[1] is not None
@@ -250,11 +251,11 @@ def test_a_client_with_too_many_open_files_says_so(place: Path) -> None:
     client = OpenerClient(own)
 
     def answer() -> None:
-        added = FrameReader(far).request()
+        added = FrameReader(far, msgspec.msgpack.Decoder(Request)).next()
         assert added is not None
         assert added[1] is not None
         with socket.socket(fileno=added[1]) as further:
-            FrameReader(further).request()
+            FrameReader(further, msgspec.msgpack.Decoder(Request)).next()
             opener_frames.send(further, Opened())
 
     thread = threading.Thread(target=answer, daemon=True)

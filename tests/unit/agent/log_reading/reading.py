@@ -16,8 +16,8 @@ from trainmedic_agent.log_opening.node_files import NodeFiles
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.discovery import Discovery
 from trainmedic_agent.log_reading.files import FileFollowing
-from trainmedic_agent.log_reading.finding_budget import FindingsOfJobs
 from trainmedic_agent.log_reading.followed_file import followed_by
+from trainmedic_agent.log_reading.job_budgets import FindingsOfJobs
 from trainmedic_agent.log_reading.log_counters import LogCounters
 from trainmedic_agent.log_reading.log_policy import LogsPolicy, read_logs
 from trainmedic_agent.log_reading.log_store import LogStore, NodeBoot
@@ -82,7 +82,7 @@ class Reading:
         self.store = LogStore(self.journal, NodeBoot(self._node, "boot-1", self.began), self.counters)
         cuts, clock = self.counters.cuts, self._clock
         of_jobs = FindingsOfJobs(self._policy.max_job_findings, cuts, clock)
-        self.runner = RuleRunner(self.store, lambda _: None, self.counters, self.now, clock, of_jobs)
+        self.runner = RuleRunner(self.store, lambda _: None, self.counters, self.now, of_jobs, clock)
         self.runner.use(self._rules)
         self.discovery = Discovery(self._policy, self._node, self._pods, cuts=cuts, files=self._files)
         self.following = FileFollowing(

@@ -18,14 +18,14 @@ from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic_agent.log_opening.node_files import Listing, NamedBy
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading import dumps, scan_units
-from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner, FairTurns, HourlyBudget, SharedLines
+from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner, FairTurns, HourlyBudget
 from trainmedic_agent.log_reading.cut_record import FORGOTTEN_AFTER, CutRecord
 from trainmedic_agent.log_reading.directory_look import DirectoryLook
 from trainmedic_agent.log_reading.discovery import Discovery, Scan
-from trainmedic_agent.log_reading.file_shares import shares
-from trainmedic_agent.log_reading.files import FileFollowing
+from trainmedic_agent.log_reading.files import FileFollowing, shares
 from trainmedic_agent.log_reading.finders import NamedFiles
 from trainmedic_agent.log_reading.followed_file import KnownFile
+from trainmedic_agent.log_reading.job_budgets import LinesOfJobs
 from trainmedic_agent.log_reading.log_counters import LogCounters
 from trainmedic_agent.log_reading.log_files import GrowingFile
 from trainmedic_agent.log_reading.scan_units import FoundFile, ScanUnit
@@ -91,15 +91,15 @@ def test_an_hourly_budget_is_of_a_job_and_of_its_user() -> None:
 
 
 def test_lines_of_a_job_are_bound_by_the_second() -> None:
-    """Ten seconds' worth at once, then what the seconds allow."""
+    """Ten seconds' worth at once, then what the seconds allow, with one in a hundred of the others."""
     clock = Clock()
-    lines = SharedLines(100, clock)
-    assert lines.within(HOSTILE, 900) == 900
-    assert lines.within(HOSTILE, 400) == 100
-    assert lines.within(HOSTILE, 400) == 0
+    lines, some, more = LinesOfJobs(100, CutRecord(), clock), [(0, b"")] * 400, [(0, b"")] * 900
+    assert len(lines.within(HOSTILE, more)) == 900
+    assert len(lines.within(HOSTILE, some)) == 100 + 3
+    assert len(lines.within(HOSTILE, some)) == 4
     clock.now += 1.0
-    assert lines.within(HOSTILE, 400) == 100
-    assert lines.within(NORMAL, 400) == 400
+    assert len(lines.within(HOSTILE, some)) == 100 + 3
+    assert len(lines.within(NORMAL, some)) == 400
 
 
 def found(owner: BudgetOwner, number: int) -> FoundFile:
@@ -322,14 +322,14 @@ def test_cuts_are_forgotten_and_bounded() -> None:
     record.set_count(NORMAL, CutKind.FILES, 7)
     record.set_count(NORMAL, CutKind.FILES, 4)
     record.set_count(NORMAL, CutKind.ENTRIES, 0)
-    cuts = record.cuts("n1")
+    cuts = record.cuts()
     assert len(cuts) <= MOST_REPORTED
-    assert LogCut("n1", "normal", 2000, CutKind.FILES, 4, datetime.fromtimestamp(1.7e9, UTC)) in cuts
+    assert LogCut("", "normal", 2000, CutKind.FILES, 4, datetime.fromtimestamp(1.7e9, UTC)) in cuts
     assert record.totals()["files"] == 2
-    raw = json.loads(json.dumps(record.presence()))
-    assert list(cuts_in("n1", {"logs": raw})) == cuts
+    raw = json.loads(json.dumps([cut.plain() for cut in cuts]))
+    assert list(cuts_in("", {"logs": {"cuts": raw}})) == cuts
     clock.now += FORGOTTEN_AFTER + 1
-    assert (record.cuts(), record.presence()) == ([], {})
+    assert record.cuts() == []
 
 
 @pytest.mark.parametrize(
@@ -416,6 +416,7 @@ class Opening:
             OpenFile,
             self.counters,
             max_files=1000,
+            max_job_files=500,
             now=lambda: datetime.now(UTC),
             monotonic=self.clock,
             files=SlowFiles(self.clock),

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.search_in_process import searcher_of
 from tests.unit.agent.log_reading.reading import NODE
 from tests.unit.agent.log_reading.test_dumps import Node, write_dump
 from trainmedic.wire.log_layout import AttemptLogs
@@ -22,7 +23,6 @@ from trainmedic_agent.log_opening.opener import FileOpener
 from trainmedic_agent.log_opening.opener_client import OpenerClient
 from trainmedic_agent.log_reading.discovery import Discovery
 from trainmedic_agent.log_reading.log_policy import LogsPolicy
-from trainmedic_agent.log_search.searcher import LogSearcher
 from trainmedic_logs.domain import file_times
 from trainmedic_logs.domain.log_search import LogQuery
 
@@ -86,5 +86,5 @@ def test_such_a_file_is_searched(root: Path, seconds: int) -> None:
     log.write_text("2026-01-01 00:00:00,000 a line\n")
     os.utime(log, (0, seconds))
     since = file_times.written_at(os.stat_result((0,) * 10, {"st_mtime_ns": 0}))
-    page = LogSearcher(LogsPolicy(roots=(str(root),)), NODE, zone=UTC).page(LogQuery("hostile", since), {})
+    page = searcher_of(LogsPolicy(roots=(str(root),)), NODE, zone=UTC).page(LogQuery("hostile", since), {})
     assert page.is_end

@@ -18,9 +18,10 @@ from trainmedic_agent.counters import AgentCounters
 from trainmedic_agent.database import AgentDatabase
 from trainmedic_agent.log_reading import log_store
 from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
-from trainmedic_agent.log_reading.finding_budget import FindingsOfJobs
+from trainmedic_agent.log_reading.cut_record import CutRecord
 from trainmedic_agent.log_reading.finding_queue import FindingQueue
 from trainmedic_agent.log_reading.finding_sender import FindingSender
+from trainmedic_agent.log_reading.job_budgets import FindingsOfJobs
 from trainmedic_agent.log_reading.log_counters import LogCounters
 from trainmedic_agent.log_reading.log_store import LogStore, NodeBoot, OutgoingFinding
 from trainmedic_agent.log_reading.rule_runner import RuleRunner
@@ -194,7 +195,7 @@ def test_the_sender_goes_on_after_an_unexpected_error(store: Store) -> None:
 
     class Port:
         def send_findings(self, updates: Sequence[tuple[int, bytes]]) -> None:
-            if not counters.loop_errors():
+            if not counters.loop_errors.all():
                 raise KeyError("an error that nobody expects")
             sent.extend(number for number, _ in updates)
             has_sent.set()
@@ -205,7 +206,7 @@ def test_the_sender_goes_on_after_an_unexpected_error(store: Store) -> None:
     assert has_sent.wait(60)
     sender.stop(60)
     assert sent == [1]
-    assert counters.loop_errors() == {"log-findings": 1}
+    assert counters.loop_errors.all() == {"log-findings": 1}
 
 
 def test_the_user_with_the_most_findings_makes_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +224,7 @@ def test_the_user_with_the_most_findings_makes_room(store: Store, monkeypatch: p
 
 def test_after_a_restart_no_job_uses_the_turns_of_the_node() -> None:
     """Then only the job of a finding is known. The kernel's findings keep their own turns."""
-    of_jobs, loud = FindingsOfJobs(500), found(BudgetOwner(MALLORY, "loud"), 0).finding
+    of_jobs, loud = FindingsOfJobs(500, CutRecord()), found(BudgetOwner(MALLORY, "loud"), 0).finding
     assert of_jobs.owner_of(loud).uid not in {None, MALLORY}
     assert of_jobs.owner_of(of_kernel("gpu-xid", "n1", NOW)) == NODE_ITSELF
 

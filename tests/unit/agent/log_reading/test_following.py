@@ -259,8 +259,8 @@ def test_a_flood_is_sampled_and_counted_and_other_files_have_their_turn(tmp_path
     write(logs / "quiet.log", 1)
     reading.step()
     assert reading.marks() == ["1"]
-    assert reading.counters.all_lines() == {"training": 100_001}
-    assert reading.counters.all_lines_left_out()["training"] == pytest.approx(99_000 * 0.99, abs=50)
+    assert reading.counters.lines.all() == {"training": 100_001}
+    assert reading.counters.lines_left_out.all()["training"] == pytest.approx(99_000 * 0.99, abs=50)
     reading.kill()
 
 
@@ -434,7 +434,7 @@ def test_reading_waits_for_a_disk_that_takes_nothing(
     write(logs / "a.log", 4)
     reading.step()
     assert (reading.updates(), reading.counters.problem) == ([], "the disk is full")
-    assert reading.counters.all_lines() == {"training": 3}
+    assert reading.counters.lines.all() == {"training": 3}
     monkeypatch.setattr(reading.store, "commit", commit)
     reading.runner.store_due()
     reading.step()
@@ -507,12 +507,13 @@ def test_a_file_whose_origin_cannot_change_keeps_no_other_from_being_opened(
     assert reading.marks() == ["1", "2"]
 
 
-def test_files_beyond_the_limit_of_open_files_are_counted(tmp_path: Path, logs: Path) -> None:
-    """They are not gone."""
+@pytest.mark.parametrize("limit", [errno.EMFILE, errno.ENFILE])
+def test_files_beyond_the_limit_of_open_files_are_counted(limit: int, tmp_path: Path, logs: Path) -> None:
+    """They are not gone, whether the limit is the process's or the node's."""
 
     class Full(OwnFiles):
         def open(self, path: str, named_by: NamedBy | None = None) -> int:
-            raise OSError(errno.EMFILE, "Too many open files", path)
+            raise OSError(limit, "Too many open files", path)
 
     reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/*.log"]), opened_by=Full())
     write(logs / "a.log", 1)

@@ -17,6 +17,7 @@ from trainmedic_agent.database import AgentDatabase
 from trainmedic_agent.log_opening.node_files import Listing, NamedBy
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading import log_reader
+from trainmedic_agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_agent.log_reading.log_reader import LogReader
 from trainmedic_agent.log_reading.log_store import NodeBoot
 from trainmedic_agent.log_reading.reading_context import ReadingContext
@@ -49,6 +50,7 @@ def test_a_kernels_log_that_cannot_be_opened_is_a_problem_until_it_can(
         read_dumps=unused,
         port=Port(),
         files=OwnFiles(),
+        arrivals=ArrivalIndex(database),
         kmsg=str(kmsg),
         records=(),
     )
@@ -59,7 +61,7 @@ def test_a_kernels_log_that_cannot_be_opened_is_a_problem_until_it_can(
     assert reader.problem == problem
     logged = [record for record in caplog.records if record.getMessage() == "cannot read the kernel's log"]
     assert [record.__dict__["reason"] for record in logged] == [problem]
-    assert counters.loop_errors() == {"log-kernel": 3}
+    assert counters.loop_errors.all() == {"log-kernel": 3}
     kmsg.touch()
     reader._read_kernel()
     assert reader.problem == ""
@@ -81,6 +83,7 @@ def test_a_scan_that_does_not_end_is_a_problem_until_it_ends(tmp_path: Path, mon
         read_dumps=unused,
         port=port,
         files=files,
+        arrivals=ArrivalIndex(database),
     )
     reader.start()
     eventually(lambda: "does not respond" in reader.problem, 60, "the problem", every=0.02)

@@ -11,9 +11,8 @@ import pytest
 from tests.unit.agent.log_reading.reading import NODE, policy_of
 from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic_agent.log_opening.own_files import OwnFiles
-from trainmedic_agent.log_reading.directory_names import DirectoryNames
 from trainmedic_agent.log_reading.discovery import Discovery, Scan
-from trainmedic_agent.log_reading.scan_units import FoundFile
+from trainmedic_agent.log_reading.scan_units import DirectoryNames, FoundFile
 
 _TENANT = 20_003
 """A user that no machine has."""
@@ -45,17 +44,14 @@ def look(discovery: Discovery) -> Scan:
 
 
 def test_a_renamed_directory_stays_that_of_its_job(root: Path) -> None:
-    """For reading, and for a search that has not looked before. A search can be the first to see the new name."""
-    names = DirectoryNames()
-    policy = policy_of(roots=[str(root)])
-    reading = Discovery(policy, NODE, names=names)
+    """For reading, and for searches, which use its scans."""
+    reading = Discovery(policy_of(roots=[str(root)]), NODE)
     launched(root, "of-tenant")
     launched(root, "victim")
     assert jobs(look(reading)) == {"of-tenant": "of-tenant", "victim": "victim"}
     (root / "victim").rename(root / "away")
     (root / "of-tenant").rename(root / "victim")
     expected = {"away": "victim", "victim": "of-tenant"}
-    assert jobs(look(Discovery(policy, NODE, names=names))) == expected
     assert jobs(look(reading)) == expected
     (root / "away" / "attempt-2").mkdir()
     assert jobs(look(reading)) == expected, "what the job writes later changes nothing"

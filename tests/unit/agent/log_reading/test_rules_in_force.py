@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.log_reading.reading import RULES, Reading, policy_of
-from trainmedic_agent.log_reading.rules_in_force import RulesInForce
+from trainmedic_agent.log_reading.rule_runner import RulesInForce
 
 
 def test_rules_on_disk_are_used(tmp_path: Path) -> None:

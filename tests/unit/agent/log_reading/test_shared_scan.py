@@ -14,8 +14,7 @@ from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic_agent.log_opening.node_files import FileFacts, NamedBy
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading import scan_units
-from trainmedic_agent.log_reading.discovery import Discovery, Scan
-from trainmedic_agent.log_reading.shared_scan import SharedScan
+from trainmedic_agent.log_reading.discovery import Discovery, Scan, SharedScan
 
 
 def log_of(root: Path, job: str) -> Path:
@@ -29,7 +28,7 @@ def test_a_search_gets_a_scan_that_began_after_it_asked() -> None:
     """One that is under way may have passed a new file already."""
     shared, old, new, taken = SharedScan(), Scan((), {}, late=1), Scan((), {}, late=2), []
     assert not shared.begin()
-    searching = threading.Thread(target=lambda: taken.append(shared.scan((), lambda: False, 60.0)))
+    searching = threading.Thread(target=lambda: taken.append(shared.scan(lambda: False, 60.0)))
     searching.start()
     shared.pause(60.0)  # until the search waits
     shared.end(old)
@@ -44,8 +43,8 @@ def test_a_search_that_waits_too_long_is_told_that_its_files_are_old() -> None:
     shared = SharedScan()
     shared.begin()
     shared.end(Scan((), {}, late=3))
-    assert shared.scan((), lambda: False, 0.0) == Scan((), {}, late=3, is_stale=True)
-    assert shared.scan((), lambda: True).is_stale
+    assert shared.scan(lambda: False, 0.0) == Scan((), {}, late=3, is_stale=True)
+    assert shared.scan(lambda: True, 60.0).is_stale
 
 
 def test_a_scan_for_a_search_looks_before_it_is_due(tmp_path: Path) -> None:

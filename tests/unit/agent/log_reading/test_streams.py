@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmedic_agent.log_reading.line_budget import LineBudget
+from trainmedic_agent.log_reading.job_budgets import LineBudget
 from trainmedic_agent.log_reading.line_cutter import PlacedLine
 from trainmedic_agent.log_reading.streams import LineStream, excerpt_of
 from trainmedic_logs.domain.finding import Origin

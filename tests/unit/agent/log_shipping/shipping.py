@@ -122,7 +122,7 @@ class Agent:
         """Lines and bytes that were lost, by reason."""
         return {
             sample.labels["reason"]: sample.value
-            for family in self.shipping.metrics()
+            for family in self.shipping.counters.families()
             for sample in family.samples
             if "_lost_" in sample.name and sample.name.endswith("_total") and sample.value
         }
@@ -131,7 +131,7 @@ class Agent:
         """Of a metric."""
         return next(
             sample.value
-            for family in self.shipping.metrics()
+            for family in self.shipping.counters.families()
             for sample in family.samples
             if sample.name == f"trainmedic_agent_{name}" and labels.items() <= sample.labels.items()
         )

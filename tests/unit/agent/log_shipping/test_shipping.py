@@ -85,6 +85,17 @@ def test_equal_lines_of_one_moment_are_all_kept(tmp_path: Path, logs: Path) -> N
     assert len(agent.store.lines()) == 320
 
 
+def test_equal_lines_of_a_moment_that_comes_again_are_all_kept(tmp_path: Path, logs: Path) -> None:
+    """Several processes write to one file, and each with its own delay."""
+    agent = Agent(tmp_path / "state", files=[f"{logs}/llm-1/{{rank}}.log"])
+    agent.step()
+    late, early = agent.now(), agent.now() - timedelta(seconds=5)
+    for _ in range(3):
+        append(logs / "llm-1" / "0.log", timed(late, "ready"), timed(early, "ready"))
+        agent.step()
+    assert len(agent.store.lines()) == 6
+
+
 def test_the_connection_is_closed_whatever_happens_at_the_end(
     tmp_path: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,14 +36,14 @@ def test_one_that_is_gone_after_its_restart_is_not_rejected(tmp_path: Path) -> N
     """Rejected would mean that nothing was done; also for the resumed command."""
     journal = Journal(tmp_path / "state")
     try:
-        executor = RestartContainerExecutor(RestartPolicy(containers=("exporter",)), IntentBook(journal))
-        executor._engine = RemovedOnExit()  # type: ignore[assignment]
+        policy = RestartPolicy(containers=("exporter",))
+        executor = RestartContainerExecutor(policy, IntentBook(journal), RemovedOnExit())  # type: ignore[arg-type]
         for resumed in (False, True):
             with pytest.raises(CommandFailed, match="no container c0ffee; it may have been done before"):
                 executor.perform(accepted("node.restart_container", container="exporter", resumed=resumed))
         with pytest.raises(CommandRejected, match="there is no container exporter"):
             executor.perform(accepted("node.restart_container", "c2", container="exporter"))
-        executor._policy, executor._engine = RestartPolicy(), RemovedOnExit()  # type: ignore[assignment]
+        executor = RestartContainerExecutor(RestartPolicy(), IntentBook(journal), RemovedOnExit())  # type: ignore[arg-type]
         with pytest.raises(CommandFailed, match=r"policy does not list exporter .*it may have been done before"):
             executor.perform(accepted("node.restart_container", container="exporter", resumed=True))
     finally:
@@ -60,8 +60,8 @@ class Silent(RemovedOnExit):
 def test_a_restart_that_the_engine_does_not_answer_is_unknown(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "state")
     try:
-        executor = RestartContainerExecutor(RestartPolicy(containers=("exporter",)), IntentBook(journal))
-        executor._engine = Silent()  # type: ignore[assignment]
+        policy = RestartPolicy(containers=("exporter",))
+        executor = RestartContainerExecutor(policy, IntentBook(journal), Silent())  # type: ignore[arg-type]
         with pytest.raises(CommandFailed, match="it may still restart exporter") as failed:
             executor.perform(accepted("node.restart_container", container="exporter"))
         assert failed.value.output["may_be_done"] is True
