@@ -15,7 +15,7 @@ class IdentityLabels(Struct, frozen=True):
     """
 
     gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid", "deviceuuid", "device_uuid")
-    gpu_index: tuple[str, ...] = ("gpu", "gpu_id", "deviceidx")
+    gpu_index: tuple[str, ...] = ("gpu", "gpu_id", "gpu_index", "gpu_number", "deviceidx")
     gpu_pci: tuple[str, ...] = ("pci_bus_id", "pci_bus", "pci_address", "bus_id")
     node: tuple[str, ...] = (
         "node",

@@ -161,11 +161,13 @@ def _named_gpu(
     if uuid is not None and not gpu_names.is_mig(uuid):
         return uuid
     others = (*(identity.gpu_uuid if uuid is None else ()), *identity.gpu_index)
-    gpu = _single(labels, others, "GPU", same)
+    gpu = _single(labels, others, "GPU", same, lambda label: not gpu_names.may_be_name(label.value))
     if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown" and identity.gpu_pci:
         gpu = _single(labels, identity.gpu_pci, "GPU", same, lambda label: not gpu_names.normal_pci(label.value))
         if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
             gpu = _not_named((*others, *identity.gpu_pci), "GPU")
+    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown" and (unusable := labels.of(identity.gpu_index)):
+        gpu = Unresolved("target_unknown", f"{unusable[0]} is no index, PCI address or UUID of a GPU")
     if isinstance(gpu, Unresolved) and uuid is not None and gpu.reason == "target_unknown":
         return Unresolved("target_unknown", f"{uuids[0]} is a MIG instance, and no label names the card that it is on")
     return gpu
