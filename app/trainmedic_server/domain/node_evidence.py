@@ -395,9 +395,9 @@ class NodeEvidence:
         instance = self._instance
         if instance is not None and not is_behind and (instance.nodes or not self._topology.knows_all_nodes):
             if exporters.is_unknown(self._labels) and not self._is_of_own_node:
-                named = next(iter(self._labels.of(("job", "service"))), "it")
+                named = "".join(f" ({label})" for label in self._labels.of(("job", "service"))[:1])
                 refused = (
-                    f"{instance.label} is where an exporter runs ({named}) that may measure other machines; "
+                    f"{instance.label} is where an exporter runs{named} that may measure other machines; "
                     "if it measures its own, give its targets a label node"
                 )
             elif instance.nodes:
