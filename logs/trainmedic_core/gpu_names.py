@@ -52,6 +52,14 @@ def is_of_one_node(text: str) -> bool:
     return len(stripped) <= _LONGEST_PCI and (is_index(stripped) or normal_pci(stripped) is not None)
 
 
+_UUID = re.compile("(?:gpu|mig)-[0-9a-f-]+|[0-9a-f]+-[0-9a-f-]+|[0-9a-f]{32}")
+
+
+def may_be_name(text: str) -> bool:
+    """Check for an index, PCI address or UUID. Exporters also write models, ``all`` or device files into ``gpu``."""
+    return is_of_one_node(text) or _UUID.fullmatch(card_uuid(text).lower()) is not None
+
+
 def shown(key: str) -> str:
     """Format a lookup key: ``GPU-…``, or ``GPU <node>/<name>``."""
     return f"GPU {key}" if "/" in key or key.startswith("mig-") else f"GPU-{key}"

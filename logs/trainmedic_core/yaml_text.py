@@ -127,7 +127,7 @@ def read(
         place = _place(error.event.start_mark, text) if error.event else (1, 1)
         return [], [FileProblem(source, *place, str(error))]
     except yaml.MarkedYAMLError as error:
-        is_unclosed = (error.context or "").startswith("while parsing a flow")
+        is_unclosed = (error.context or "").startswith("while parsing a flow") or _is_unclosed_quote(error)
         mark = error.context_mark if is_unclosed else error.problem_mark
         return [], [FileProblem(source, *_place(mark, text), _message_of(error, text))]
     return documents, reader.problems
@@ -321,7 +321,13 @@ def _unquoted(line: str) -> str:
     return "text that begins with {{ must be in quotes: " + (f"'{text}'" if '"' in text else f'"{text}"')
 
 
+def _is_unclosed_quote(error: yaml.MarkedYAMLError) -> bool:
+    return error.context == "while scanning a quoted scalar" and "unexpected" in (error.problem or "")
+
+
 def _message_of(error: yaml.MarkedYAMLError, text: str) -> str:
+    if _is_unclosed_quote(error):
+        return "the quote that begins here is not closed"
     problem, context, index = error.problem, error.context or "", error.problem_mark.index
     lines = ["", *text.splitlines(), ""]
     begin = _place(error.context_mark, text)[0] if error.context_mark else 1

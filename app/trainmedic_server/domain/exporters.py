@@ -40,6 +40,10 @@ _CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
 # Node, Windows, DCGM and other GPU exporters, the kubelet, and exporters of processes, systemd, cgroups, disks and a
 # node's Slurm jobs.
 _PER_NODE_PORTS = frozenset({"9100", "9182", "9400", "9445", "9835", "10250", "9256", "9558", "9306", "9633", "9798"})
+# Default ports of exporters of databases, brokers, proxies, guests, fabrics and management controllers.
+_PORTS_OF_OTHERS = frozenset(
+    {"9101", "9104", "9113", "9114", "9117", "9121", "9127", "9150", "9177", "9187", "9216", "9221", "9272", "9290"}
+) | {"9308", "9315", "9419", "9610"}
 # labels that name an exporter
 _NAMING = ("job", "service", "container", "pod")
 _NAMING_EXPORTED = tuple(EXPORTED + name for name in _NAMING)
@@ -79,10 +83,12 @@ def is_of_own_node(labels: AlertLabels) -> bool:
 def is_unknown(labels: AlertLabels) -> bool:
     """Return whether an exporter that is not central may still measure other machines than its own.
 
-    Without names, or with unusual names and no port, ``instance`` is the measured machine.
+    Without names and an unsuitable port, or with unusual names and no port, ``instance`` is the measured machine.
     """
     names = _names(labels)
-    if not names or is_of_own_node(labels):
+    if not names:
+        return labels.value("instance").rpartition(":")[2] in _PORTS_OF_OTHERS
+    if is_of_own_node(labels):
         return False
     return ":" in labels.value("instance") or _OFTEN_FOR_OTHERS.search(names) is not None
 

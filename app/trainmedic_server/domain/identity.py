@@ -11,7 +11,7 @@ class Unresolved(Struct, frozen=True):
 # Labels that name a target, most trusted first, case-insensitive, with their ``exported_`` forms. They cover common
 # exporters and scrape configurations.
 UUID_LABELS = ("uuid", "gpu_uuid", "deviceuuid", "device_uuid")
-INDEX_LABELS = ("gpu", "gpu_id", "deviceidx")
+INDEX_LABELS = ("gpu", "gpu_id", "gpu_index", "gpu_number", "deviceidx")
 PCI_LABELS = ("pci_bus_id", "pci_bus", "pci_address", "bus_id")
 NODE_LABELS = (
     "node",

@@ -76,8 +76,10 @@ def _on_gpu(name: str, labels: Mapping[str, str], topology: Topology) -> str | U
         job: str | Unresolved = next(iter(by_labels))
     else:
         job = _first_known([reported, by_labels, observed], gpu_names.shown(key))
-    if isinstance(job, Unresolved) or job in reported:
+    if isinstance(job, Unresolved):
         return job
+    if job in reported:
+        return job_place.pod_elsewhere(key, alert_labels, topology) or job
     return job_place.contradiction(job, alert_labels, topology, used=key) or job
 
 

@@ -59,6 +59,20 @@ def pods_named(labels: AlertLabels) -> Iterator[str]:
             yield f"{exported}/{name}"
 
 
+def pod_elsewhere(key: str, labels: AlertLabels, topology: Topology) -> Unresolved | None:
+    """Return why the alert's pod does not use the GPU; None if it may."""
+    gpu = topology.agents.gpus_by_key.get(key)
+    for name in pods_named(labels) if gpu is not None else ():
+        pod = topology.cluster.pods_by_full_name.get(name)
+        if pod is None or pod.job is None or gpu is None:
+            continue
+        node, place = topology.known.name_of(gpu.node), topology.known.name_of(pod.node)
+        if node != place:
+            why = f"the alert names pod {pod}, which runs on {place}, and GPU {gpu.uuid} of {node}"
+            return Unresolved("target_ambiguous", why)
+    return None
+
+
 def _other_namespace(job: str, labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> Unresolved | None:
     claimed = _namespace_of_subject(labels, topology, evidence)
     namespaces = _namespaces_of(job, topology) if claimed else _NOWHERE

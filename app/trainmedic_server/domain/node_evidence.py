@@ -29,6 +29,7 @@ from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spell
 from trainmedic_server.domain.topology import Pod, Topology
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
+_HOST_AND_PORT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*:[a-z0-9-]{1,15}")  # instances of managed collectors
 LIST_LABELS = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")  # may name several nodes
 UNKNOWN = "is no node that is known"  # part of a reason, by which `message_texts` recognises it
 _SHOWN = 5
@@ -41,6 +42,7 @@ _ARCHITECTURE = re.compile("x86_64|amd64|i[3-6]86|aarch64.*|arm.*|ppc64.*|s390x|
 # Their values are no machines that an alert is about, or are judged elsewhere.
 _NO_RIVALS = re.compile(
     "alertname|severity|alertgroup|(exported_)?(instance|job|namespace|pod|container|service|uuid|cluster)|monitor|ruler|"
+    "agent_hostname|"  # the collector's
     "receive|(.*_)?replica|.*prometheus.*|trainmedic.*"
 )
 _LONGEST_NAME = 255  # characters of a label's name
@@ -164,6 +166,8 @@ class NodeEvidence:
 
     def _naming(self, label: Label) -> Naming | None:
         host = host_of(label.value) if _HOST_AND_PORT.fullmatch(label.value) or "[" in label.value else label.value
+        if _HOST_AND_PORT_NAME.fullmatch(host) and self._is_known(host_of(host)):
+            host = host_of(host)
         nodes = self._topology.known.find(host)
         of_instance = label.name.lower() == "exported_instance"
         if of_instance and exporters.is_central(self._labels, exported=True):
@@ -176,6 +180,9 @@ class NodeEvidence:
         if not nodes and exporters.names_an_exporter(host, self._labels):
             return None  # no node's name
         return Naming(label, nodes, host)
+
+    def _is_known(self, host: str) -> bool:
+        return bool(self._topology.known.find(host)) or self._pod_of(host) is not None
 
     @once
     def _is_of_lines(self) -> bool:
@@ -386,9 +393,9 @@ class NodeEvidence:
         instance = self._instance
         if instance is not None and not is_behind and (instance.nodes or not self._topology.knows_all_nodes):
             if exporters.is_unknown(self._labels) and not self._is_of_own_node:
-                named = next(iter(self._labels.of(("job", "service"))), "it")
+                named = "".join(f" ({label})" for label in self._labels.of(("job", "service"))[:1])
                 refused = (
-                    f"{instance.label} is where an exporter runs ({named}) that may measure other machines; "
+                    f"{instance.label} is where an exporter runs{named} that may measure other machines; "
                     "if it measures its own, give its targets a label node"
                 )
             elif instance.nodes:

@@ -155,11 +155,13 @@ def _named_gpu(labels: AlertLabels, same: Callable[[str], str] = gpu_names.key) 
     if uuid is not None and not gpu_names.is_mig(uuid):
         return uuid
     others = (*(UUID_LABELS if uuid is None else ()), *INDEX_LABELS)
-    gpu = _single(labels, others, "GPU", same)
+    gpu = _single(labels, others, "GPU", same, lambda label: not gpu_names.may_be_name(label.value))
     if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
         gpu = _single(labels, PCI_LABELS, "GPU", same, lambda label: not gpu_names.normal_pci(label.value))
         if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
             gpu = _not_named((*others, *PCI_LABELS), "GPU")
+    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown" and (unusable := labels.of(INDEX_LABELS)):
+        gpu = Unresolved("target_unknown", f"{unusable[0]} is no index, PCI address or UUID of a GPU")
     if isinstance(gpu, Unresolved) and uuid is not None and gpu.reason == "target_unknown":
         return Unresolved("target_unknown", f"{uuids[0]} is a MIG instance, and no label names the card that it is on")
     return gpu

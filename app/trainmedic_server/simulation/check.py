@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 from msgspec import Struct
 
+from trainmedic_core import yaml_files
 from trainmedic_core.problems import FileProblem
 from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_logs.simulation.log_check import rules_in, test_files
@@ -41,7 +42,8 @@ def check(roots: Sequence[Path], actions: Actions) -> CheckResult:
     found += [each.file for each in problems]
     sources = [Path(source) for source in found]
     empty = tuple(root for root in roots if root not in tests and not any(_is_in(source, root) for source in sources))
-    warnings = (*overlaps.warnings(playbooks, actions), *chains.warnings(playbooks), *_unused_fragments(library))
+    hints = (*_unused_fragments(library), *_without_content(roots, {*sources, *tests, *empty}))
+    warnings = (*overlaps.warnings(playbooks, actions), *chains.warnings(playbooks), *hints)
     return CheckResult(playbooks, tuple(sorted(set(problems))), warnings, empty, len(library.fragments))
 
 
@@ -53,6 +55,12 @@ def _unused_fragments(library: Library) -> Iterator[FileProblem]:
         if (Path(place.source).parent, place.name) not in used:
             hint = f"hint: no playbook here uses fragment {place.name!r}; write {{use: {place.name}}} as a step"
             yield FileProblem(place.source, place.line, 1, hint)
+
+
+def _without_content(roots: Sequence[Path], known: Set[Path]) -> Iterator[FileProblem]:
+    for file in (file for root in roots if root not in known for file in yaml_files.document_files(root)):
+        if isinstance(file, Path) and file not in known and not str(yaml_files.read_text(file)).strip():
+            yield FileProblem(str(file), None, None, "hint: the file is empty; a playbook begins with playbook: NAME")
 
 
 def check_alert_maps(

@@ -88,6 +88,20 @@ class LearningRate:
         return [float(group["lr"]) for group in self._groups()]
 
     @property
+    def has_none(self) -> bool:
+        return any(group["lr"] is None for group in self._groups())
+
+    def why_unused(self) -> str:
+        """Return why updates do not follow the groups' rates, as with some kinds of Adafactor, or ""."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if group["lr"] is None or group.get("relative_step"):
+                    return "the optimizer computes its rate itself (relative_step, or an lr of None)"
+                if isinstance(optimizer, _LIMITING) and _is_limited(optimizer, group):
+                    return "Adafactor limits its rate to 1/√steps, which is below its lr"
+        return ""
+
+    @property
     def value(self) -> float:
         return float(self.present)
 
@@ -361,6 +375,14 @@ def _with_inner(schedulers: Iterable[Any]) -> Iterator[Any]:
     for scheduler in schedulers:
         yield scheduler
         yield from _with_inner(getattr(scheduler, "_schedulers", ()))
+
+
+_LIMITING = getattr(torch.optim, "Adafactor", ())  # since PyTorch 2.5
+
+
+def _is_limited(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    counts = [optimizer.state[each]["step"] for each in group["params"] if "step" in optimizer.state.get(each, ())]
+    return bool(counts) and float(group["lr"]) > (float(counts[0]) + 1) ** -0.5
 
 
 def _as_sequence(members: Any) -> Sequence[Any]:

@@ -1,7 +1,7 @@
 """State of an optimizer of any class.
 
 - Each rank saves its own entries of a ``ZeroRedundancyOptimizer``.
-- Some wrappers use their inner optimizer's ``param_groups`` list. After a load both must still share it.
+- Some wrappers use their inner optimizer's ``param_groups`` list or ``state``. After a load both must still share it.
 - A parameter's number is its position in the optimizer.
 """
 
@@ -38,12 +38,18 @@ def load_state(part: Any, state: Any) -> None:
     if is_zero_redundancy(part):
         _load_zero_redundancy(part, state)
         return
-    groups = _groups(part)
+    groups, own = _groups(part), getattr(part, "state", None)
     shared = [inner for _, inner in inner_optimizers(part) if groups is not None and _groups(inner) is groups]
+    with_state = [inner for _, inner in inner_optimizers(part) if inner.state is own]
     part.load_state_dict(state)
     for inner in shared:
         if _groups(part) is not _groups(inner):
             part.param_groups = inner.param_groups
+    for inner in with_state:
+        if inner.state is own:  # the wrapper loaded its own
+            inner.state = part.state
+        elif part.state is own:
+            part.state = inner.state
 
 
 def options_of(optimizer: Any) -> list[dict[str, Any]]:

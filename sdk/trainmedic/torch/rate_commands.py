@@ -106,6 +106,8 @@ class RateCommands:
         """Scale the rate. Raises Refusal without scaling it."""
         rate, changes = self._training.rate, self._training.changes
         assert isinstance(command.parameters, ScaleLr)
+        if command.undo_of is None and (reason := rate.why_unused()):
+            raise Unsupported(reason)
         if command.undo_of is None and not self.pending:
             self._check_set_since()
         # A known scheduler may have followed a warmup of the loop's own.

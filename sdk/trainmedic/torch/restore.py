@@ -240,7 +240,8 @@ class CheckpointRestore:
             output["data"], left_out = self._move_batch_source(training.batch_source, run_state, skip_batches, resumed)
             output["skipped_batches"] = skip_batches
         self._move_batch_log(run_state, output["data"], left_out, resumed)
-        output["learning_rate"] = training.rate.value
+        if not training.rate.has_none:
+            output["learning_rate"] = training.rate.value
         if run_state is not None:
             output["carried"] = training.carried.put_back(run_state.get("carried"))
             # Last, because moving the batch source may draw random numbers.

@@ -445,6 +445,47 @@ def schedule_free(medic: trainmedic.Medic, directory: Path, course: Course) -> N
                         functional.cross_entropy(model(batch), classes)
 
 
+class Lookahead(torch.optim.Optimizer):
+    """Goes back halfway to its slow weights at every fifth step. It is its inner optimizer, but for list and count."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.count = optimizer, 0
+        self.param_groups, self.state, self.defaults = optimizer.param_groups, optimizer.state, optimizer.defaults
+        self.slow = [[each.detach().clone() for each in group["params"]] for group in self.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step()
+        self.count += 1
+        for group, slow in zip(self.param_groups, self.slow, strict=True) if self.count % 5 == 0 else ():
+            for parameter, value in zip(group["params"], slow, strict=True):
+                parameter.copy_(value.lerp_(parameter, 0.5))
+
+
+def looked_ahead(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
+    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = Lookahead(torch.optim.Adam(model.parameters(), lr=0.01))
+    loader = DataLoader(images(), 8, shuffle=True)
+    with protected(medic, directory, model=model, optimizer=optimizer, loader=loader) as run:
+        for batch, classes in run.batches(steps=course.steps):
+            with run.step() as step:
+                loss = functional.cross_entropy(model(batch), classes)
+                optimizer.zero_grad()
+                loss.backward()
+                rates = rates_of(optimizer.optimizer)
+                optimizer.step()
+                course.note(step, loss, rates)
+
+
 class Dampened:
     """A warmup around a schedule, as a package has it: it keeps the schedule's rates, and sets smaller ones."""
 
@@ -506,5 +547,6 @@ LOOPS: tuple[Callable[[trainmedic.Medic, Path, Course], None], ...] = (
     layered,
     half_scaled,
     schedule_free,
+    looked_ahead,
     dampened,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,25 @@ def computed(step: int) -> float:
     return 0.1 * 0.99**step
 
 
+def by_gradient(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+class SelfRated(torch.optim.SGD):
+    """As Adafactor's ``relative_step``: the rate falls with the number of updates, whatever ``lr`` is."""
+
+    def __init__(self, parameters: Any, lr: float | None = None) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.param_groups[0].update(lr=lr, relative_step=True)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["step"] = state.get("step", 0) + 1
+            parameter.sub_(0.1 * parameter.grad / state["step"] ** 0.5)
+
+
 class Own:
     """A loop that calls `set_rate` before each update and `after` each of them. ``used`` are the rates by update."""
 
@@ -35,7 +55,7 @@ class Own:
         torch.set_num_threads(1)
         self.commander, self.medic = commander, medic
         self.model = nn.Linear(3, 1)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.optimizer = more.pop("optimizer", by_gradient)(self.model.parameters())
         self.used: dict[int, float] = {}
         self.sent = Sent(commander, medic)
         make = more.pop("scheduler", None)
@@ -359,6 +379,34 @@ def test_a_constant_rate_is_seen_in_use(own: Callable[..., Own]) -> None:
     assert reply.status == "applied"
     assert reply.output["verified"]["learning_rate"] == {"updates": 2, "used": 0.05}
     assert (reply.output["before"], reply.output["after"]) == (0.1, 0.05)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        SelfRated,
+        partial(SelfRated, lr=0.1),
+        pytest.param(
+            lambda parameters: torch.optim.Adafactor(parameters, lr=0.9),
+            marks=pytest.mark.skipif(not hasattr(torch.optim, "Adafactor"), reason="since PyTorch 2.5"),
+        ),
+    ],
+)
+def test_a_rate_that_the_optimizer_computes_itself_is_not_scaled(own: Callable[..., Own], make: Any) -> None:
+    """And a rollback works without one."""
+    loop = own(optimizer=make)
+    loop.train(20, never, {5: loop.sent("job.scale_lr", factor=0.5), 15: loop.sent("job.rollback", step=10)})
+    scaled, back = loop.sent.replies()
+    assert scaled.status == "unsupported"
+    assert back.status == "applied"
+    assert len(set(loop.used.values())) == 1
+
+
+def test_a_rate_below_the_optimizers_own_limit_is_scaled(own: Callable[..., Own]) -> None:
+    pytest.importorskip("torch.optim._adafactor")
+    loop = own(optimizer=lambda parameters: torch.optim.Adafactor(parameters, lr=0.01))
+    loop.train(10, never, {3: loop.sent("job.scale_lr", factor=0.5)})
+    assert loop.sent.reply().status == "applied"
 
 
 def test_without_an_update_the_answer_claims_none(own: Callable[..., Own]) -> None:

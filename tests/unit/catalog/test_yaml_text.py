@@ -65,7 +65,7 @@ def test_a_key_that_is_written_twice_is_an_error_at_the_second() -> None:
     [
         ("a: b: c", "put the text in quotes"),
         ("\ta: 1", "spaces, not tabs"),
-        ("a: 'x", "unexpected end"),
+        ("a: 'x", "1:4: the quote that begins here is not closed"),
         ("1: x", "must be text"),
         ("<<: {a: 1}", "merge keys"),
         ("? [a]\n: 1", "a key must be plain text"),
@@ -89,6 +89,8 @@ def test_a_key_that_is_written_twice_is_an_error_at_the_second() -> None:
         ("- " * 5000, "nested over"),
         ("{" * 200_000, "must be in quotes"),
         ("a: [", "1:5: a '[' or a '{' is not closed"),
+        ('a: "x\nb: 1\n', "1:4: the quote that begins here is not closed"),
+        ("a: [\"x, 'y']\n---\nb: 2\n", "1:5: the quote that begins here is not closed"),
         ("a: 'x' y: 1", "1:8: 'y' belongs to no entry"),
         ("a: 'x' (y)", "1:8: expected key, but found '('"),
         ("a: @b", "1:4: text that begins with '@' must be in quotes"),

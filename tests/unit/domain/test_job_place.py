@@ -71,6 +71,8 @@ def test_the_job_that_runs_where_the_alert_says_is_taken(reference: str, labels:
         ("", {"job_name": "bert", "namespace": "vision", **KSM}),
         ("", {"job_name": "bert", "exported_namespace": "vision", "namespace": "monitoring"}),
         ("", {"job_name": "bert", "namespace": "elsewhere", **KSM}),
+        ("gpu:alert", {"UUID": OURS, "exported_namespace": "vision", "exported_pod": "bert-0"}),
+        (f"gpu:{OURS}", {"namespace": "vision", "pod": "bert-0"}),
         ("", {"namespace": "vision", "pod": "bert-0", **KSM}),
         ("", {"namespace": "audio", "pod": "bert-0", **KSM}),
         ("", {"job_name": "bert", "UUID": THEIRS}),

@@ -146,6 +146,18 @@ CLEAR: list[tuple[str, dict[str, str], str]] = [
     ("gpu", {"gpu": "1", "gpu_id": "0000:3c:00.0", "node": "hgx-11"}, "hgx-11/1"),
     ("gpu", {"gpu": "1", "exported_gpu": "01", "node": "hgx-11"}, "hgx-11/01"),
     ("gpu", {"UUID": U11, "Hostname": "old-name-of-11", "instance": "10.60.1.2:9400"}, f"hgx-11/{U11}"),
+    ("gpu", {"gpu_index": "1", "node": "hgx-11"}, "hgx-11/1"),
+    ("gpu", {"gpu_number": "1", "gpu_model": "H100", "host_name": "hgx-11", "job": "otelcol"}, "hgx-11/1"),
+    ("gpu", {"gpu_index": "0", "gpu_uuid": U11B, "node": "hgx-11"}, f"hgx-11/{U11B}"),
+    # models and other texts in a label for an index
+    ("gpu", {"gpu": "NVIDIA H200 141GB HBM3", "uuid": U11B, "exported_instance": "hgx-11"}, f"hgx-11/{U11B}"),
+    ("gpu", {"gpu": "nvidia-4080", "gpu_id": "1", "node": "hgx-11"}, "hgx-11/1"),
+    ("gpu", {"gpu": "A100", "pci_bus_id": "0000:3c:00.0", "node": "hgx-11"}, "hgx-11/0000:3c:00.0"),
+    ("gpu", {"gpu": U11B, "instance": "hgx-11:9400"}, f"hgx-11/{U11B}"),
+    # names of ports, and the collector's own host
+    ("gpu", {"gpu": "0", "exported_instance": "dcgm-exporter-w9x4d:metrics", "instance": "prom-east:web"}, "hgx-12/0"),
+    ("node", {"exported_instance": "hgx-11:metrics", "exported_job": "node", "instance": "prom-east:web"}, "hgx-11"),
+    ("node", {"agent_hostname": "store-1", "instance": "hgx-11:9100", "job": "node"}, "hgx-11"),
 ]
 UNCLEAR: list[tuple[str, dict[str, str], str]] = [
     # two subjects, or two machines
@@ -185,6 +197,16 @@ UNCLEAR: list[tuple[str, dict[str, str], str]] = [
     ("node", {"job_name": "wav2", "nodelist": "hgx-12", "source": "log"}, "target_unknown"),
     ("gpu", {"gpu": "0", "instance": "10.60.9.4:9395", "namespace": "kube-system"}, "target_unknown"),
     ("gpu", {"gpu": "0"}, "target_unknown"),
+    *(
+        ("gpu", {"gpu": text, "node": "hgx-11"}, "target_unknown")
+        for text in ("NVIDIA H200 141GB HBM3", "nvidia-4080", "A100", "all", "nvidia1", "card0", "GPU 1", "0,1")
+    ),
+    ("gpu", {"gpu": "0", "gpu_index": "1", "node": "hgx-11"}, "target_ambiguous"),
+    ("gpu", {"GpuIndex": "0", "ip": "10.60.2.41", "instance": "10.60.2.41:8080", "job": "ray"}, "target_unknown"),
+    ("gpu", {"minor_number": "1", "instance": "hgx-11:9445"}, "target_unknown"),
+    ("node", {"instance": "hgx-12:9121"}, "target_unknown"),
+    ("node", {"exported_instance": "hgx-77:metrics", "instance": "hgx-11:web"}, "target_unknown"),
+    ("node", {"agent_hostname": "hgx-11", "cluster": "east"}, "target_unknown"),
     ("gpu", {"gpu": "0", "gpu_id": "0000:3c:00.0", "node": "hgx-11"}, "target_ambiguous"),
 ]
 JOBS_OF: list[tuple[dict[str, str], str]] = [

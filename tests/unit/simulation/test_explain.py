@@ -246,3 +246,13 @@ def test_what_holds_no_playbook_is_named(tmp_path: Path) -> None:
     (tmp_path / "cap.yaml").write_text(PLAYBOOK)
     roots = [tmp_path / "empty", tmp_path / "empty.yaml", tmp_path / "cap.yaml"]
     assert check.check(roots, SimulatedActions()).empty == tuple(roots[:2])
+
+
+@pytest.mark.parametrize(("text", "is_told"), [("", True), ("\n  \n", True), ("# playbook: off\n", False)])
+def test_an_empty_file_beside_playbooks_is_named(tmp_path: Path, text: str, is_told: bool) -> None:
+    """A file of comments may be a playbook that was switched off."""
+    (tmp_path / "cap.yaml").write_text(PLAYBOOK)
+    (tmp_path / "saved.yaml").write_text(text)
+    result = check.check([tmp_path], SimulatedActions())
+    assert [each.file for each in result.warnings] == [str(tmp_path / "saved.yaml")] * is_told
+    assert not result.problems
