@@ -195,8 +195,8 @@ _BY_WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     ),
     (
         re.compile(
-            r"(?:loss|grad\w*|logits|probability tensor).{0,40}(?:\bnan\b|\bNaN\b|\binf\b|not finite|non-?fini"
-            r"te)|\b(?:NaN|nan|non-?finite|inf or nan)\b.{0,40}\b(?:loss|grad\w*|logits)"
+            r"(?i:(?:loss|grad\w*|logits|probability tensor).{0,40}(?:\bnan\b|\binf\b|not finite|non-?finite)"
+            r"|\b(?:nan|non-?finite|inf or nan)\b.{0,40}\b(?:loss|grad\w*|logits))"
             r"|returned nan values in its|probability tensor contains either|found invalid values:.*\bnan\b"
         ),
         CauseClass.NUMERICS,
