@@ -140,6 +140,8 @@ _SEE_ABOVE = re.compile(
     r"|^Executor failed\.$|not the actual error message"
     r"|\b(?:one|some|any) (?:or more )?(?:of (?:your|the) )?(?:background )?workers? (?:has |have |may have )?"
     r"(?:crashed|died)"
+    r"|\b(?:worker|process|thread)(?:es|s)? (?:has |have )?(?:crashed|died|failed)\b.{0,40}\b(?:check|see) .{0,20}"
+    r"\blogs?\b"
 )
 # Messages of Gaudi and NVIDIA's libraries for any failure.
 _SAYS_NOTHING = re.compile(

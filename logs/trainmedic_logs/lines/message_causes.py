@@ -55,7 +55,7 @@ _OF_CALLS = frozenset(
 )
 _QUOTES_A_PATH = re.compile(r"['\"]/")
 _NAMES_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
-_TOO_MANY_FILES = re.compile(r"\[Errno 2[34]\]|[Tt]oo many open files")
+_OF_MACHINE = re.compile(r"\[Errno (?:2[34]|133)\]|[Tt]oo many open files")
 _SQL_ERRORS = re.compile(r"^(?:no such (?:table|column|function)|near \"|\w+ \w+ already exists|table \S+ has)")
 _NPU_CODE = re.compile(r"\berror code(?: is|[:=]) ?(\d{6})\b")
 # Error codes of Ascend's runtime (``acl/error_codes``).
@@ -289,7 +289,7 @@ def _by_errno(message: str) -> CauseClass | None:
     cause = _BY_ERRNO.get(int(next(group for group in match.groups() if group)))
     # With a path, a file system did not answer or refused a lock.
     is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and bool(_NAMES_A_FILE.search(message))
-    is_files = is_files and not _TOO_MANY_FILES.search(message)
+    is_files = is_files and not _OF_MACHINE.search(message)
     return CauseClass.STORAGE if is_files else cause
 
 
