@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic.errors import ConfigurationError
-from trainmedic_logs.diagnosis import exits, merged_attempts, reported_end, wording
+from trainmedic_logs.diagnosis import clock_guess, exits, merged_attempts, reported_end, wording
 from trainmedic_logs.diagnosis.collecting import Collector
 from trainmedic_logs.diagnosis.exits import LAUNCHER, Exit
 from trainmedic_logs.diagnosis.facts import Earlier
@@ -29,6 +29,7 @@ from trainmedic_logs.lines.rule import RuleSet
 _LARGEST_DOCUMENT = 1024 * 1024  # bytes of an error, sources or exit status file, and of an attempt's record
 _MOST_MERGED = 8  # attempts diagnosed if files hold several
 _MOST_NAMED = 5  # unread files in an error
+_DATED_LINES, _DATED_FILES = 200, 64  # searched for a year
 
 
 class AttemptVerdict(Struct, frozen=True):
@@ -174,13 +175,14 @@ def _diagnose_attempt(
 ) -> Verdict:
     collector, files = Collector(rule_set), [part.file for part in parts]
     reports: list[ReportedEnd] = []
+    latest = _latest_year_stated(parts)
     # A rank's identity must be known before its lines.
     for part in sorted(parts, key=lambda part: part.file.kind is not Kind.SOURCES):
         try:
             if part.file.kind is Kind.ATTEMPTS:
                 reports.extend(_reports_of(part, attempt))
             else:
-                _take(part, collector)
+                _take(part, collector, latest)
         except OSError as error:
             left_out[part.file.origin.stream] = error.strerror or str(error)
     dumps, refused = dump_reader.read_files([file.path for file in files if file.kind is Kind.DUMP], limits)
@@ -195,11 +197,26 @@ def _diagnose_attempt(
     return diagnose(collector.facts(recorder=reading, refused_dumps=refused_dumps, earlier=earlier, **more))
 
 
-def _take(part: _Part, collector: Collector) -> None:
+def _latest_year_stated(parts: Sequence[_Part]) -> datetime | None:
+    """Return the latest time with its year at the beginnings of logs; those of kernels may begin long before."""
+    logs = [part for part in parts if part.file.kind is Kind.LINES and part.file.path.suffix != ".gz"]
+    ordered = sorted(logs, key=lambda part: part.file.origin.source in KERNEL_SOURCES)
+    latest: datetime | None = None
+    for part in ordered[:_DATED_FILES]:
+        if latest and part.file.origin.source in KERNEL_SOURCES:
+            break
+        with suppress(OSError):  # reported where it is read
+            for raw in islice(part.lines(), _DATED_LINES):
+                if (at := clock_guess.with_year(raw)) and at <= part.file.written and (not latest or at > latest):
+                    latest = at
+    return latest
+
+
+def _take(part: _Part, collector: Collector, latest: datetime | None) -> None:
     file = part.file
     match file.kind:
         case Kind.LINES:
-            collector.read_stream(file.origin, part.lines(), file.written)
+            collector.read_stream(file.origin, part.lines(), clock_guess.copied(file.written, latest))
         case Kind.ERROR:
             _take_error(part, collector)
         case Kind.SOURCES:

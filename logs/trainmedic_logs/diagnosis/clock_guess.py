@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import TypeAlias
 
 ERROR = 30.0
 """Assumed clock error of a line's time, in seconds."""
@@ -23,6 +24,8 @@ _CTIME = re.compile(r"\b[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\
 _SYSLOG = re.compile(r"^(?:<\d{1,3}>)?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d) ")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _SEARCHED_CHARACTERS = 120  # of up to 4 bytes each
+_HALF_A_YEAR = timedelta(days=180)
+_Numbers: TypeAlias = tuple[int, int, int, int, int, int, int]
 _TIME_OF_DAY = re.compile(rb"\d\d:\d\d:\d\d")
 
 
@@ -31,10 +34,29 @@ def of_line(raw: bytes, written: datetime) -> datetime | None:
 
     A missing year is the latest that is at most a day after `written`, the file's modification time.
     """
+    head = _head(raw)
+    return _first_time(_possible_times(head, written)) if head else None
+
+
+def with_year(raw: bytes) -> datetime | None:
+    """Return the time if the line states its year too."""
+    head = _head(raw)
+    return _first_time(_complete_times(head)) if head else None
+
+
+def copied(written: datetime, latest: datetime | None) -> datetime:
+    """Return the time by which to complete years if the files were copied long after `latest`, a stated time."""
+    return written if latest is None or written - latest < _HALF_A_YEAR else latest + _HALF_A_YEAR
+
+
+def _head(raw: bytes) -> str:
     if not _TIME_OF_DAY.search(raw, 0, _SEARCHED_CHARACTERS * 4):
-        return None
-    head = raw[: _SEARCHED_CHARACTERS * 4].decode(errors="replace")[:_SEARCHED_CHARACTERS]
-    for numbers in _possible_times(head, written):
+        return ""
+    return raw[: _SEARCHED_CHARACTERS * 4].decode(errors="replace")[:_SEARCHED_CHARACTERS]
+
+
+def _first_time(possible: Iterator[_Numbers]) -> datetime | None:
+    for numbers in possible:
         try:
             stated = datetime(*numbers, tzinfo=UTC)
         except ValueError:
@@ -48,7 +70,7 @@ def is_time(at: datetime) -> bool:
     return _FIRST <= at < _NEVER
 
 
-def _possible_times(head: str, written: datetime) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+def _complete_times(head: str) -> Iterator[_Numbers]:
     if found := _FULL.search(head):
         *parts, fraction = found.groups()
         year, month, day, hour, minute, second = (int(part) for part in parts)
@@ -58,6 +80,10 @@ def _possible_times(head: str, written: datetime) -> Iterator[tuple[int, int, in
         if name in _MONTHS:
             day, hour, minute, second = (int(part) for part in parts)
             yield int(year_text), _MONTHS.index(name) + 1, day, hour, minute, second, 0
+
+
+def _possible_times(head: str, written: datetime) -> Iterator[_Numbers]:
+    yield from _complete_times(head)
     if found := _GLOG.search(head):
         month_text, *parts, fraction = found.groups()
         day, hour, minute, second = (int(part) for part in parts)

@@ -82,6 +82,8 @@ _UNAMBIGUOUS = re.compile(
 _LARGE_LOSS_RULE = "loss-high"
 # Rules that count only without another cause: scripts may survive a failed tool.
 _LAST_RESORT_RULES = frozenset({"tool-failed", "pod-evicted"})
+# Rules of ranks that wait for others, which may have failed for a reason of their own.
+_WAITING_RULES = frozenset({"rendezvous-failed", "rendezvous-timeout"})
 _RULES_PREVENTING_START = frozenset({"pod-not-started", "image-not-pulled"})
 # Rules for events and tables of Kubernetes, which list any pods of a namespace.
 _POD_RULES = _RULES_PREVENTING_START | {"container-oom-killed", "pod-evicted", "pod-preempted", "pod-storage-used-up"}
@@ -106,7 +108,11 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         f.cause in _OWN_CAUSES and GUESS not in f.fields and f not in unsure_pods and not _is_last_resort(f, facts)
         for f in relevant.roots
     )
-    last_resort = [f for f in relevant.roots if _is_last_resort(f, facts) or (has_own and f in unsure_pods)]
+    last_resort = [
+        f
+        for f in relevant.roots
+        if _is_last_resort(f, facts) or (has_own and (f in unsure_pods or _waited_for_other(f, relevant.roots)))
+    ]
     roots = [finding for finding in relevant.roots if finding not in last_resort] or last_resort
     first = roots[0]
     rivals = [other for other in roots[1:] if not moment_of(first).is_before(moment_of(other))]
@@ -227,6 +233,17 @@ def _is_last_resort(finding: Finding, facts: Facts) -> bool:
     is_number = finding.cause is CauseClass.NUMERICS and "exception" not in finding.fields
     was_survived = is_number and (finding.id in facts.excused or bool(facts.followed.get(finding.id)))
     return is_heading_only(finding) or finding.rule in _LAST_RESORT_RULES or was_survived or _is_model_text(finding)
+
+
+def _waited_for_other(finding: Finding, roots: Sequence[Finding]) -> bool:
+    """Return whether another stream's own cause may have come first."""
+    return finding.rule in _WAITING_RULES and any(
+        other.cause in _OWN_CAUSES
+        and GUESS not in other.fields
+        and other.origin.stream != finding.origin.stream
+        and not moment_of(finding).is_before(moment_of(other))
+        for other in roots
+    )
 
 
 def _is_of_unknown_pod(finding: Finding, facts: Facts) -> bool:

@@ -130,10 +130,21 @@ class LineAssembler:
             line = self._line(kernel.text, kernel.at, arrived, place, self._origin, is_cut)
             return self._add_to_block(line, "", arrived, [place])
         prefixed = prefixes.split(text, self._origin.source)
+        if prefixed.text.startswith('{"') and (HEADING in text or self._open):
+            prefixed = self._of_export(prefixed)
         if prefixed.is_partial or self._divided:
             whole = self._completed(prefixed, arrived, place)
             return [] if whole is None else self._add_divided(whole, is_cut)
         return self._add(prefixed.text, prefixed, self._number, [place], arrived, is_cut)
+
+    def _of_export(self, prefixed: Prefixed) -> Prefixed:
+        # Other exported lines keep their level and members, which rules and records read.
+        inner = prefixes.exported(prefixed, self._origin.source)
+        if inner is None:
+            return prefixed
+        block = self._open.get(inner.key)
+        goes_on = block is not None and blocks.continues(block.kind, block.texts, inner.text) is not Continuation.NO
+        return inner if goes_on or inner.text.startswith(TRACEBACK) else prefixed
 
     def _add_divided(self, whole: _DividedLine, is_cut: bool) -> list[Line]:
         text = whole.text[:LONGEST]

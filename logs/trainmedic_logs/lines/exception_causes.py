@@ -140,9 +140,14 @@ _SEE_ABOVE = re.compile(
     r"|^Executor failed\.$|not the actual error message"
     r"|\b(?:one|some|any) (?:or more )?(?:of (?:your|the) )?(?:background )?workers? (?:has |have |may have )?"
     r"(?:crashed|died)"
+    r"|\b(?:worker|process|thread)(?:es|s)? (?:has |have )?(?:crashed|died|failed)\b.{0,40}\b(?:check|see) .{0,20}"
+    r"\blogs?\b"
 )
-# Gaudi's messages for any failure.
-_SAYS_NOTHING = re.compile(r"\[Generic failure\]|Exception in Launch thread")
+# Messages of Gaudi and NVIDIA's libraries for any failure.
+_SAYS_NOTHING = re.compile(
+    r"\[Generic failure\]|Exception in Launch thread|^NVML_SUCCESS == "
+    r"|^cu(?:solver|FFT|sparse|RAND) error: CU\w+_(?:INTERNAL_ERROR|EXECUTION_FAILED|EXEC_FAILED)"
+)
 # Messages that name the class of an exception in another process.
 _CAUGHT_CLASS = re.compile(
     r"^Caught (\w{2,60}) in (?:DataLoader worker|pin memory thread|replica)|state=finished raised (\w{2,60})>"
@@ -306,7 +311,7 @@ def _by_class(name: str, last: str, message: str) -> ExceptionReading:
         # Without a message it can also be the end of a pipe.
         return ExceptionReading(CauseClass.DATA, is_guess=not message)
     if last in _BUILTIN:
-        return ExceptionReading(CauseClass.CODE)
+        return ExceptionReading(CauseClass.CODE, is_guess=message_causes.has_unusual_errno(message))
     if last.endswith(("Timeout", "TimeoutError")):
         return ExceptionReading(CauseClass.NETWORK)
     for part, cause in _BY_PART_OF_CLASS:

@@ -23,26 +23,39 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
     27: CauseClass.STORAGE,  # EFBIG
     28: CauseClass.STORAGE,  # ENOSPC
     30: CauseClass.STORAGE,  # EROFS
+    31: CauseClass.STORAGE,  # EMLINK: a directory's limit
     37: CauseClass.STORAGE,  # ENOLCK
+    61: CauseClass.STORAGE,  # ENODATA
+    **dict.fromkeys((62, 64), CauseClass.NETWORK),  # ETIME, ENONET
+    67: CauseClass.STORAGE,  # ENOLINK
     70: CauseClass.STORAGE,  # ECOMM
+    71: CauseClass.NETWORK,  # EPROTO
+    74: CauseClass.STORAGE,  # EBADMSG: ext4's and XFS's wrong checksum
     **dict.fromkeys((100, 101, 102, 103, 104, 110, 111, 112, 113), CauseClass.NETWORK),  # ENETDOWN to EHOSTUNREACH
     98: CauseClass.CODE,  # EADDRINUSE
     99: CauseClass.NETWORK,  # EADDRNOTAVAIL
+    105: CauseClass.NODE,  # ENOBUFS
     107: CauseClass.STORAGE,  # ENOTCONN of a FUSE mount
     108: CauseClass.STORAGE,  # ESHUTDOWN
     116: CauseClass.STORAGE,  # ESTALE
     117: CauseClass.STORAGE,  # EUCLEAN
     121: CauseClass.STORAGE,  # EREMOTEIO
-    122: CauseClass.STORAGE,  # EDQUOT
+    **dict.fromkeys((122, 123, 124), CauseClass.STORAGE),  # EDQUOT, ENOMEDIUM, EMEDIUMTYPE
+    **dict.fromkeys((126, 127, 128, 129), CauseClass.STORAGE),  # keys of encrypted disks and Kerberos mounts
+    133: CauseClass.NODE,  # EHWPOISON
     512: CauseClass.STORAGE,  # ERESTARTSYS of NFS and Lustre
     524: CauseClass.STORAGE,  # ENOTSUPP of NFS and Lustre
     **dict.fromkeys((-2, -3, -5), CauseClass.NETWORK),  # getaddrinfo
 }
 # Causes of errors that are given by name (``EBUSY``) without a path: sockets and devices report these too.
 _WITHOUT_FILE = {16: None, 107: CauseClass.NETWORK, 108: CauseClass.NETWORK}
+# Errors of Linux that a program's own call causes, such as a wrong path or argument.
+_OF_CALLS = frozenset(
+    (1, 2, 7, 8, 9, 13, 14, 17, 18, 20, 21, 22, 25, 26, 29, 33, 34, 36, 38, 39, 40, 75, *range(88, 98))
+)
 _QUOTES_A_PATH = re.compile(r"['\"]/")
 _NAMES_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
-_TOO_MANY_FILES = re.compile(r"\[Errno 2[34]\]|[Tt]oo many open files")
+_OF_MACHINE = re.compile(r"\[Errno (?:2[34]|133)\]|[Tt]oo many open files")
 _SQL_ERRORS = re.compile(r"^(?:no such (?:table|column|function)|near \"|\w+ \w+ already exists|table \S+ has)")
 _NPU_CODE = re.compile(r"\berror code(?: is|[:=]) ?(\d{6})\b")
 # Error codes of Ascend's runtime (``acl/error_codes``).
@@ -75,10 +88,12 @@ _STORE_ANSWERS = re.compile(
     r"|\bSlowDown\b|[Rr]educe your request rate|rate limit for object mutation|ServerBusy|OperationTimedOut"
     r"|[Ss]erver is (?:currently )?busy|could not be completed within the specified time"
     r"|(?:encountered|experienced) an internal error"
+    r"|AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|REQUEST_TIMEOUT|THROTTLING)"
 )
 _STORE_REFUSES = re.compile(
     r"\((?:AccessDenied|403|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|NoSuch\w+"
-    r"|InvalidBucketName|404|401)\)"
+    r"|InvalidBucketName|404|401)\)|[Ff]ailed to authenticate the request"
+    r"|AWS Error (?:ACCESS_DENIED|NO_SUCH_\w+|INVALID_\w+|UNRECOGNIZED_CLIENT|SIGNATURE_DOES_NOT_MATCH|REQUEST_EXPIRED)"
 )
 _GRPC = re.compile(
     r"StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|^(?:UNAVAILABLE|DEADLINE_EXCEEDED): |^Deadline exceeded: "
@@ -102,7 +117,10 @@ _BY_WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         CauseClass.GPU_MEMORY,
     ),
     (
-        re.compile(r"^(?:Unable to allocate [\d.]+ [KMGTP]iB for an array|std::bad_alloc|.*[Cc]annot allocate memory)"),
+        re.compile(
+            r"^(?:Unable to allocate [\d.]+ [KMGTP]iB for an array|std::bad_alloc|.*[Cc]annot allocate memory)"
+            r"|_HOST_ALLOCATION_FAILED|unable to (?:write to|resize|allocate shared memory).{0,20} file </torch_"
+        ),
         CauseClass.HOST_MEMORY,
     ),
     (
@@ -122,7 +140,8 @@ _BY_WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"|lib(?:cuda|nvidia-ml|hccl|ascendcl)[\w.-]*\.so[\w.]*: cannot open"
             r"|Driver/library version mismatch|Found no NVIDIA driver|can't start new thread"
             r"|CUDA driver initialization failed|system not yet initialized|\b[Nn]o (?:GPU|NPU|HPU"
-            r"|accelerator)s? found"
+            r"|accelerator)s? found|^Unable to initialize backend '"
+            r"|\bTPU initialization failed"
         ),
         CauseClass.NODE,
     ),
@@ -133,6 +152,7 @@ _BY_WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"|disk I/O error|unable to lock file|database or disk is full|[Ll]ocal disk is full"
             r"|Unable to load weights from .*checkpoint"
             r"|enforce fail at inline_container.*(?:unexpected pos|write)|[Nn]ot enough free disk space"
+            r"|^\d+ requested and \d+ written$"
         ),
         CauseClass.STORAGE,
     ),
@@ -175,8 +195,8 @@ _BY_WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     ),
     (
         re.compile(
-            r"(?:loss|grad\w*|logits|probability tensor).{0,40}(?:\bnan\b|\bNaN\b|\binf\b|not finite|non-?fini"
-            r"te)|\b(?:NaN|nan|non-?finite|inf or nan)\b.{0,40}\b(?:loss|grad\w*|logits)"
+            r"(?i:(?:loss|grad\w*|logits|probability tensor).{0,40}(?:\bnan\b|\binf\b|not finite|non-?finite)"
+            r"|\b(?:nan|non-?finite|inf or nan)\b.{0,40}\b(?:loss|grad\w*|logits))"
             r"|returned nan values in its|probability tensor contains either|found invalid values:.*\bnan\b"
         ),
         CauseClass.NUMERICS,
@@ -213,6 +233,12 @@ def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
     # Device and memory words are exact. Others, such as "timed out", say less than a store's answer, a status or errno.
     words = _by_words(message, CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY, CauseClass.GPU, CauseClass.NODE)
     return words or _by_store(name, message) or _by_status(name, message) or _by_errno(message) or _by_words(message)
+
+
+def has_unusual_errno(message: str) -> bool:
+    """Return whether the error number is none that a program's own call causes."""
+    match = re.match(r"\[Errno (\d{1,3})\]", message)
+    return match is not None and int(match[1]) not in _OF_CALLS
 
 
 def is_store(name: str) -> bool:
@@ -263,7 +289,7 @@ def _by_errno(message: str) -> CauseClass | None:
     cause = _BY_ERRNO.get(int(next(group for group in match.groups() if group)))
     # With a path, a file system did not answer or refused a lock.
     is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and bool(_NAMES_A_FILE.search(message))
-    is_files = is_files and not _TOO_MANY_FILES.search(message)
+    is_files = is_files and not _OF_MACHINE.search(message)
     return CauseClass.STORAGE if is_files else cause
 
 

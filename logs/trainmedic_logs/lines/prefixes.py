@@ -17,10 +17,18 @@ _TAGGED_RANK = re.compile(r"\[rank(\d{1,6})\]:[ ]?")
 _TORCHRUN = re.compile(r"\[[A-Za-z_][A-Za-z_-]{0,30}(\d{1,4})\]:[ ]?")
 _SRUN = re.compile(r" {0,5}(\d{1,6}): ")
 _RAY = re.compile(r"\([A-Za-z_][\w.<>:]{0,80} pid=\d{1,8}(?:, ip=[0-9a-fA-F.:]{3,45})?\) ?")
-_MPIRUN = re.compile(r"\[\d{1,9},(\d{1,6})\]<std(?:out|err)>:")
+# Open MPI up to 4, SageMaker and PRRTE
+_MPIRUN = re.compile(
+    r"\[\d{1,9},(?:mpirank:)?(\d{1,6})(?:,[\w.-]{1,80})?\]<std(?:out|err)>:"
+    r"|\[[\w.-]{1,90}@\d{1,9},(\d{1,6})\]<std(?:out|err)>: ?"
+)
 _KUBECTL = re.compile(r"\[pod/[a-z0-9.-]{1,253}/[a-z0-9.-]{1,63}\] ")
 _COMPOSE = re.compile(r"[A-Za-z0-9][\w.-]{0,127}[_-]\d{1,5} +\| ")
 _COMPOSE_WITHIN = 140  # characters: the longest name and number, and what separates them from the line
+# Members of log exports that hold a program's line, and those that state where it comes from.
+_LINE_MEMBERS = ("textPayload", "log", "message", "msg", "line")
+_HAS_LINE = re.compile(rf'"(?:{"|".join(_LINE_MEMBERS)})" ?: ?"')
+_PLACE_MEMBERS = ("pod", "pod_name", "container", "container_name", "host", "hostname", "stream", "rank")
 _FIRST_CHARACTERS = frozenset("([{ 0123456789")
 _SRUN_CHARACTERS = frozenset(" 0123456789")
 
@@ -53,7 +61,7 @@ def split(text: str, source: str) -> Prefixed:
         end = match.end()
     begin = text[end : end + 1]
     if begin == "[" and (match := _MPIRUN.match(text, end)):
-        rank, end = int(match[1]), match.end()
+        rank, end = int(match[1] or match[2]), match.end()
     elif begin in _SRUN_CHARACTERS and (match := _SRUN.match(text, end)):
         rank, end = int(match[1]) if source == "slurm" else None, match.end()
     if text.startswith("(", end) and (match := _RAY.match(text, end)):
@@ -68,6 +76,23 @@ def split(text: str, source: str) -> Prefixed:
     if not end:
         return prefixed
     return Prefixed(text[end:], prefixed.at, prefixed.is_partial, rank, local_rank, text[:end].rstrip())
+
+
+def exported(prefixed: Prefixed, source: str) -> Prefixed | None:
+    """Return the program's line in a JSON object of a log store or collector. None for others."""
+    text = prefixed.text
+    if not text.startswith('{"') or _HAS_LINE.search(text) is None:
+        return None
+    try:
+        entry: Any = json.loads(text)
+        inner = next(entry[name] for name in _LINE_MEMBERS if isinstance(entry.get(name), str)).rstrip("\n")
+    except (ValueError, AttributeError, RecursionError, StopIteration):
+        return None
+    if "\n" in inner:
+        return None
+    places = [str(entry[name])[:253] for name in _PLACE_MEMBERS if isinstance(entry.get(name), (str, int))]
+    whole = split(inner.encode("utf-8", "replace").decode(), source)
+    return whole._replace(at=whole.at or prefixed.at, key="\0".join(["{", prefixed.key, *places, whole.key]))
 
 
 def _container(text: str) -> Prefixed:

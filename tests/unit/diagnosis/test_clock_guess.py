@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
+from tests.unit.diagnosis.test_folder import diagnosed, write
 from trainmedic_logs.diagnosis import clock_guess
 
 
@@ -39,3 +42,23 @@ def test_a_missing_year_is_found_in_a_file_without_modification_time() -> None:
     assert first is not None
     assert second is not None
     assert (second - first).total_seconds() == 5
+
+
+@pytest.mark.parametrize("year", [2024, 2025])
+@pytest.mark.parametrize(
+    "first", ["[{year}-09-17 09:40:00,101] [INFO] [runner.py:80:main] start", "step 10 loss 2.1, without a time"]
+)
+def test_a_missing_year_of_files_that_were_copied_later_is_that_of_their_other_lines(
+    first: str, year: int, tmp_path: Path
+) -> None:
+    """So the kernel's line about the GPU, which states its year, is of the same hour as the ranks' time-outs."""
+    timeout = "ran for 600010 milliseconds before timing out."
+    waited = (
+        f"[rank0]:[E917 10:10:00.123456 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation"
+        f" timeout: WorkNCCL(SeqNum=51, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) {timeout}"
+    )
+    xid = f"[Wed Sep 17 09:59:58 {year}] NVRM: Xid (PCI:0000:5e:00): 79, pid=1, GPU has fallen off the bus."
+    write(tmp_path, **{"n2__dmesg.log": xid, "n1__train.log": f"{first.format(year=year)}\n{waited}\n"})
+    for path in tmp_path.rglob("*.log"):
+        os.utime(path, (datetime(2026, 11, 30, tzinfo=UTC).timestamp(),) * 2)
+    assert diagnosed(tmp_path).attempts[-1].verdict.cause == "gpu"

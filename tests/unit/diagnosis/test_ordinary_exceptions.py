@@ -64,6 +64,13 @@ def test_medium_confidence_is_right_or_acceptable() -> None:
     assert counts[True] / counts.total() >= 0.95
 
 
+@pytest.mark.parametrize("row", [row for row in ROWS if row.get("firm")], ids=lambda row: row["line"][:40])
+def test_each_error_of_a_family_states_its_cause(row: Mapping[str, Any]) -> None:
+    """In both places."""
+    stated = [verdict.cause.value for _, each, verdict in verdicts() if each is row]
+    assert all(cause in (row["truth"], row.get("also"), *row.get("accept", ())) for cause in stated), stated
+
+
 @pytest.mark.parametrize("row", [row for row in ROWS if row.get("sure")], ids=lambda row: row["line"][:40])
 def test_a_fault_that_only_the_program_can_have_is_told_with_high_confidence(row: Mapping[str, Any]) -> None:
     """In a file of its own."""

@@ -215,3 +215,13 @@ def test_a_request_that_was_retried_is_a_hint_if_nothing_else_happened(
     verdict = verdict_on(tmp_path, f"{retried}{later}\n")
     assert verdict.cause is cause
     assert (verdict.confidence is Confidence.LOW) == (cause is CauseClass.NETWORK)
+
+
+def test_a_rank_that_waits_for_another_is_not_the_cause(tmp_path: Path) -> None:
+    """The other could not start, in a log without times. Without that log, the network is named."""
+    waits = "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to (n2, 29500)."
+    fails = "Traceback (most recent call last):\n  File \"/app/train.py\", line 3, in <module>\n    import flash_attn\nModuleNotFoundError: No module named 'flash_attn'\n"
+    write(tmp_path, **{"n1.log": f"{waits}\n"})
+    assert diagnosed(tmp_path).attempts[-1].verdict.cause is CauseClass.NETWORK
+    write(tmp_path, **{"n2.log": fails})
+    assert diagnosed(tmp_path).attempts[-1].verdict.cause is CauseClass.CODE

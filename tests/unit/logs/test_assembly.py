@@ -82,6 +82,8 @@ def test_a_cut_does_not_divide_a_character() -> None:
         ("2025-01-01T00:00:00.123456789Z stderr F hello", "training", "hello", None, None),
         ("[INFO] not a prefix", "training", "[INFO] not a prefix", None, None),
         ("[1,3]<stderr>:hello", "launcher", "hello", 3, None),
+        ("[1,mpirank:3,algo-1]<stderr>:hello", "launcher", "hello", 3, None),
+        ("[prterun-gpu-07-41@1,3]<stderr>: hello", "launcher", "hello", 3, None),
         ("[pod/llm-0/trainer] hello", "launcher", "hello", None, None),
         ("[train/loss] 0.3", "training", "[train/loss] 0.3", None, None),
         ("trainer-1  | hello", "launcher", "hello", None, None),
@@ -381,6 +383,19 @@ def test_a_traceback_is_joined_behind_any_prefix(prefix: str) -> None:
         written += [prefix.format(n=n) + printed, f"other-host: {printed}"]
     texts = [each.text for each in lines("\n".join(written), "launcher")]
     assert texts.count(TRACEBACK) == 2
+    assert len(texts) == 4
+
+
+@pytest.mark.parametrize("member", ["log", "message", "textPayload"])
+def test_a_traceback_in_a_log_stores_export_is_one(member: str) -> None:
+    """Each line is a JSON object, and pods alternate. Objects outside of a traceback stay as they are."""
+    other = json.dumps({member: "step 7", "pod": "llm-0"})
+    written = [other]
+    for printed in TRACEBACK.splitlines():
+        written += [json.dumps({"pod": pod, member: f"{printed}\n", "n": len(written)}) for pod in ("llm-0", "llm-1")]
+    texts = [each.text for each in lines("\n".join([*written, other]))]
+    assert texts.count(TRACEBACK) == 2
+    assert texts.count(other) == 2
     assert len(texts) == 4
 
 
