@@ -36,7 +36,7 @@ def network_checks(sys: Path) -> CheckResults:
 
 
 def rate_checks(values: Iterable[HealthValue], least: float) -> list[HealthCheck]:
-    """Compare each RDMA port that is up with `least` Gbit/s; on a node without RDMA ports, its fastest interface."""
+    """Compare each RDMA port that is up with `least` Gbit/s; without RDMA ports, the fastest interface."""
     values = list(values)
     rates = [(value.amount, value.part) for value in values if value.name == "port_rate"]
     if not rates:

@@ -116,7 +116,7 @@ def test_an_old_quick_result_is_unknown(journal: Journal) -> None:
 
 
 def test_what_a_command_requires_is_no_state_of_the_node(journal: Journal, tmp_path: Path) -> None:
-    """Alerts show the record, and a healthy node's values are learnt."""
+    """Alerts show it."""
     record, tree = HealthRecord(journal), NodeTree(tmp_path / "tree")
     gpus = Mock()
     gpus.inventory.return_value = Inventory()

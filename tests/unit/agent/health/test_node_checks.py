@@ -145,7 +145,7 @@ def test_each_rdma_port_that_is_up_must_reach_the_rate(node: NodeTree) -> None:
 
 
 def test_without_rdma_the_fastest_interface_must_reach_the_rate(node: NodeTree) -> None:
-    """One without a speed, such as a virtual machine's, does not, however low the rate."""
+    """One without a speed, such as a virtual machine's, does not."""
     node.port(phys_state="3: Disabled")
     assert rates(node, 100) == [("eth0", HealthVerdict.OK)]
     assert rates(node, 101) == [("eth0", HealthVerdict.FAILED)]
