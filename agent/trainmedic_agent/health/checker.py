@@ -16,7 +16,7 @@ from trainmedic_agent.health.baseline import Histories, compare
 from trainmedic_agent.health.checks import CheckResults, HealthReport, HealthVerdict, Level, is_usable
 from trainmedic_agent.health.disk_checks import disk_checks
 from trainmedic_agent.health.gpu_checks import gpu_checks
-from trainmedic_agent.health.network_checks import network_checks, rate_checks
+from trainmedic_agent.health.network_checks import MIN_RATE, network_checks, rate_checks
 from trainmedic_agent.health.record import HealthRecord
 from trainmedic_agent.health.sysfs import NodeRoots
 from trainmedic_agent.ports.gpus import Gpus
@@ -49,14 +49,13 @@ class HealthChecker(Struct, frozen=True):
         results = CheckResults()
         results.add(gpu_checks(self.gpus, examination.gpus))
         results.add(network_checks(self.roots.sys))
-        if examination.min_gbps > 0:
-            results.checks += rate_checks(results.values, examination.min_gbps)
         results.add(disk_checks(self.roots))
-        if examination.level is Level.BURN and is_usable(results.checks):
+        required = rate_checks(results.values, examination.min_gbps) if examination.min_gbps > 0 else []
+        if examination.level is Level.BURN and is_usable([*results.checks, *required]):
             results.add(burn.burn_checks(self.gpus, examination.probe, examination.seconds, examination.is_over))
         now = self.now()
         compared = compare(results.values, histories, results.checks, now)
-        checks = (*results.checks, *compared.checks)
+        checks = (*results.checks, *required, *compared.checks)
         return HealthReport(examination.level, now, checks, tuple(compared.learning)), compared.histories
 
 
@@ -67,7 +66,8 @@ class RecordedHealth(Struct, frozen=True):
     def examine(self, examination: Examination) -> HealthReport:
         report, changed = self.checker.examine(examination, self.record.histories)
         of_load_test = tuple(check for check in report.checks if check.name in burn.CHECKS)
-        quick = tuple(check for check in report.checks if check.name not in burn.CHECKS)
+        # What the command alone requires says nothing of the node's state, which alerts show.
+        quick = tuple(check for check in report.checks if check.name not in (*burn.CHECKS, MIN_RATE))
         self._add(replace(report, level=Level.QUICK, checks=quick), changed)
         # Stored separately, because the next quick check would replace them. A load test that was ended says nothing.
         if of_load_test and not examination.is_over():

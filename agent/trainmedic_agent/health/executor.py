@@ -19,7 +19,7 @@ CHECK_EVERY = 300.0  # seconds
 MOST_BURN_SECONDS = 540.0  # below the server's limit of ten minutes
 _REPLY_SECONDS = 5.0  # reserved for the reply before the command expires
 _MOST_GPUS = 1024
-MOST_GBPS = 100_000  # Gbit/s, above any link
+_MOST_GBPS = 100_000  # Gbit/s, above any link
 
 
 class NodeHealthExecutor(Struct, frozen=True):
@@ -36,8 +36,8 @@ class NodeHealthExecutor(Struct, frozen=True):
         if level not in list(Level) or not isinstance(gpus, int) or not 0 <= gpus <= _MOST_GPUS:
             raise CommandRejected(f"level must be {' or '.join(Level)}, and gpus from 0 to {_MOST_GPUS}")
         min_gbps = params.get("min_gbps", 0.0)
-        if not isinstance(min_gbps, (int, float)) or not 0 <= min_gbps <= MOST_GBPS:
-            raise CommandRejected(f"min_gbps must be a number from 0 to {MOST_GBPS}")
+        if not isinstance(min_gbps, (int, float)) or not 0 <= min_gbps <= _MOST_GBPS:
+            raise CommandRejected(f"min_gbps must be a number from 0 to {_MOST_GBPS}")
         if level == Level.BURN and not self.policy.probe:
             raise CommandRejected("this node's policy names no health.probe, so it allows no load test")
         left = (accepted.command.expires_at - utc_now()).total_seconds() - _REPLY_SECONDS

@@ -8,6 +8,8 @@ from pathlib import Path
 from trainmedic_agent.health.checks import CheckResults, HealthCheck, HealthValue, HealthVerdict, ValueKind, checked
 from trainmedic_agent.health.sysfs import entries, number, pcie_checks, text, unknown_if_unread
 
+MIN_RATE = "min_gbps"  # check of what a command requires
+_NO_SPEED = 1  # Mb/s, of an interface that is up without a speed, such as a virtual one
 _IS_UP = 1  # IFF_UP: an administrator has switched it on
 _INFINIBAND = 32  # ARPHRD_INFINIBAND: its port is checked instead
 _ACTIVE, _DOWN = 4, 1  # states of an InfiniBand port
@@ -34,14 +36,16 @@ def network_checks(sys: Path) -> CheckResults:
 
 
 def rate_checks(values: Iterable[HealthValue], least: float) -> list[HealthCheck]:
-    """Compare each RDMA port that is up with `least` Gbit/s; on a node without RDMA ports, its fastest interface."""
+    """Compare each RDMA port that is up with `least` Gbit/s; without RDMA ports, the fastest interface."""
     values = list(values)
-    ports = {value.part: value.amount for value in values if value.name == "port_rate"}
-    interfaces = {value.part: value.amount / 1000 for value in values if value.name == "link_rate"}
-    fastest = max(interfaces, key=interfaces.__getitem__, default="")
-    rates = ports if ports else {fastest: interfaces.get(fastest, 0.0)}
-    up = {part: rate for part, rate in rates.items() if rate > 0} or {"": 0.0}
-    return [checked("min_gbps", part, rate >= least, f"{rate:g} Gb/s", f"{least:g}") for part, rate in up.items()]
+    rates = [(value.amount, value.part) for value in values if value.name == "port_rate"]
+    if not rates:
+        speeds = [(value.amount, value.part) for value in values if value.name == "link_rate"]
+        rates = [(speed / 1000, part) for speed, part in sorted(speeds)[-1:] if speed > _NO_SPEED]
+    up = [(rate, part) for rate, part in rates if rate > 0]
+    if not up:
+        return [checked(MIN_RATE, "", False, "no link that is up with a known rate", f"{least:g} Gb/s")]
+    return [checked(MIN_RATE, part, rate >= least, f"{rate:g} Gb/s", f"{least:g}") for rate, part in up]
 
 
 def _add_interface(interface: Path, results: CheckResults) -> None:
@@ -55,8 +59,7 @@ def _add_interface(interface: Path, results: CheckResults) -> None:
     if is_up:
         observed = f"up, {speed} Mb/s" if speed > 0 else "up"
         results.checks.append(HealthCheck("link", name, HealthVerdict.OK, observed, "up"))
-    # A device without a speed, such as a virtual one, is 1 while it is up.
-    rate = max(speed, 1) if is_up else 0
+    rate = max(speed, _NO_SPEED) if is_up else 0
     results.values.append(HealthValue("link_rate", name, ValueKind.STATE, rate, "Mb/s"))
     _add_counter(results, "link_downs", name, [interface / "carrier_down_count"])
     _add_counter(results, "link_errors", name, [interface / "statistics" / error for error in _FRAME_ERRORS])

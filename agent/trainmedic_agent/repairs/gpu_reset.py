@@ -59,10 +59,7 @@ class GpuResetExecutor(Struct, frozen=True):
 
     def _all(self) -> list[str]:
         """Return all UUIDs. Raises CommandFailed if a GPU cannot be checked: nvidia-smi would reset it too."""
-        try:
-            inventory = self.gpus.inventory()
-        except GpuError as error:
-            raise CommandFailed(str(error)) from error
+        inventory = self.gpus.inventory()
         if inventory.problems or not inventory.gpus:
             reason = "; ".join(inventory.problems) or "there are none"
             raise CommandFailed(f"not every GPU can be checked, so none is reset: {reason}")
@@ -107,7 +104,9 @@ class GpuResetExecutor(Struct, frozen=True):
             raise CommandFailed(f"{named} was not reset: {error}") from error
         time.check_killed(answer)
         if answer.code != 0:
-            raise CommandFailed(f"nvidia-smi did not reset {named}: {answer.said or f'exit code {answer.code}'}")
+            some = "all of " if len(uuids) > 1 else ""
+            reason = answer.said or f"exit code {answer.code}"
+            raise CommandFailed(f"nvidia-smi did not reset {some}{named}: {reason}")
 
     def _has_restarted(self, uuid: str, kept: Mapping[str, str]) -> bool:  # False if it is unknown
         try:

@@ -248,7 +248,7 @@ class ReplayedRuns:
         """Return whether a start may open the closed breaker. If so, it counts as opened."""
         counted = places.counted_nodes(target)
         new = {node for node in counted if self._surely_acted.get(node, now) <= now}  # not counted by the breaker yet
-        others = len(self._acts_on.keys() - new)
+        others = len(self._acts_on) - sum(node in self._acts_on for node in new)
         named = new - self._known_nodes - self._acted_unknown
         total = max(len(self._known_nodes) + len(self._acted_unknown) + len(named), self._count_nodes)
         reason = guards.why_breaker_opens_by_count(len(new), others, total, self._limits)

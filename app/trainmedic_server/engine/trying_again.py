@@ -79,6 +79,8 @@ class RepeatedRuns:
         if playbook is None or again is None:
             return None
         firing = [record for record in alerts if not record.is_resolved and _may_begin(playbook, record)]
+        if not firing:
+            return None
         linked = await self._services.store.transact(lambda tx: tx.linked_runs([each.identity for each in firing]))
         coming = []
         for runs in linked.values():

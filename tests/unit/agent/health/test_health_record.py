@@ -9,13 +9,16 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.support.node_tree import PORT, NodeTree
 from trainmedic_agent.errors import JournalUnavailable
 from trainmedic_agent.health import health_metrics, record
 from trainmedic_agent.health.baseline import CounterMark, ValueHistory
-from trainmedic_agent.health.checker import Examination, RecordedHealth
+from trainmedic_agent.health.checker import Examination, HealthChecker, RecordedHealth
 from trainmedic_agent.health.checks import HealthCheck, HealthReport, HealthVerdict, Level
 from trainmedic_agent.health.record import HealthRecord, recorded_values
+from trainmedic_agent.health.sysfs import NodeRoots
 from trainmedic_agent.journal import Journal
+from trainmedic_agent.ports.gpus import Inventory
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 LATER = AT + timedelta(hours=1)
@@ -110,6 +113,19 @@ def test_an_old_quick_result_is_unknown(journal: Journal) -> None:
         ("burn",): AT.timestamp(),
         ("quick",): AT.timestamp(),
     }
+
+
+def test_what_a_command_requires_is_no_state_of_the_node(journal: Journal, tmp_path: Path) -> None:
+    """Alerts show it."""
+    record, tree = HealthRecord(journal), NodeTree(tmp_path / "tree")
+    gpus = Mock()
+    gpus.inventory.return_value = Inventory()
+    health = RecordedHealth(HealthChecker(gpus, NodeRoots(tree.sys, tree.proc)), record)
+    report = health.examine(Examination(min_gbps=1000))
+    assert [str(check) for check in report.checks if check.name == "min_gbps"] == report.faults
+    assert report.verdict is HealthVerdict.FAILED
+    assert record.results[Level.QUICK].verdict is HealthVerdict.OK
+    assert record.histories[f"port_rate {PORT}"].samples == (400,)
 
 
 def test_a_load_test_that_a_stop_has_ended_replaces_no_result(journal: Journal) -> None:

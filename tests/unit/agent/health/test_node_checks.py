@@ -150,7 +150,7 @@ def test_without_rdma_the_fastest_interface_must_reach_the_rate(node: NodeTree) 
     assert rates(node, 100) == [("eth0", HealthVerdict.OK)]
     assert rates(node, 101) == [("eth0", HealthVerdict.FAILED)]
     (node.sys / "class/net/eth0/speed").unlink()
-    assert rates(node, 1) == [("eth0", HealthVerdict.FAILED)]
+    assert rates(node, 0.001) == [("", HealthVerdict.FAILED)]
 
 
 def test_a_read_only_file_system_is_left_to_the_record(node: NodeTree) -> None:

@@ -105,6 +105,12 @@ def test_no_gpu_of_a_node_is_reset_while_one_is_used_or_lost(
     assert driver.resets() == []
 
 
+def test_a_failure_of_one_of_all_gpus_says_nothing_of_the_others(driver: Driver, reset: Callable[..., Any]) -> None:
+    driver.next_reset("refused")
+    with pytest.raises(CommandFailed, match=f"nvidia-smi did not reset all of {FIRST}, {SECOND}: .*Permissions"):
+        reset(None)
+
+
 def test_a_gpu_whose_processes_are_unknown_is_not_reset(driver: Driver, reset: Callable[..., Any]) -> None:
     """A question that fails is no answer."""
     driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", standin.TIMEOUT, gpu=0)
