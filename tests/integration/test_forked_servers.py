@@ -105,3 +105,21 @@ def test_what_python_reads_at_its_start_is_read(file: Path) -> None:
     with start(file, "x", PYTHONHASHSEED="0") as program:
         assert isinstance(program.process, subprocess.Popen)
         assert program.process.wait(60) == 3
+
+
+@pytest.mark.parametrize("word", ["serve", "other"])
+def test_it_seldom_collects_garbage_as_any_program_of_the_tests(tmp_path: Path, word: str) -> None:
+    """Where it is no fork too: what it imports stays, and its exit looks for no cycles, after its exit functions."""
+    file = tmp_path / "cycle.py"
+    file.write_text("""
+import atexit, gc
+class Cycle:
+    def __init__(self): self.me = self
+    def __del__(self): print("collected")
+kept = Cycle()
+atexit.register(print, gc.get_threshold()[0] > 700)
+""")
+    with Program([sys.executable, file, word], tmp_path / "log", {"PYTHONPATH": PYTHON_PATH}) as program:
+        assert program.process.wait(60) == 0
+        assert isinstance(program.process, forked.Fork) == (word == "serve")
+        assert program.tail() == "True"
