@@ -31,6 +31,9 @@ from trainmedic_agent.journal import Journal
 from trainmedic_agent.repairs.intents import IntentBook
 from trainmedic_server.wiring import interpreter
 
+# Collect as rarely as the server does, while modules are imported and tests collected too.
+gc.set_threshold(50_000, *interpreter.GC_LATER)
+
 # How long an example takes says something about the machine, and nothing about the code.
 hypothesis.settings.register_profile("trainmedic", deadline=None)
 hypothesis.settings.load_profile("trainmedic")
@@ -83,10 +86,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """Leave modules and tests, which stay, out of each garbage collection, and collect as rarely as the server does.
-    Else it takes a seventh of the tests' time."""
+    """Leave modules and tests, which stay, out of each garbage collection. Else it takes a seventh of the tests'
+    time."""
     gc.freeze()
-    gc.set_threshold(50_000, *interpreter.GC_LATER)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

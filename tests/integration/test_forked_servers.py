@@ -123,3 +123,14 @@ atexit.register(print, gc.get_threshold()[0] > 700)
         assert program.process.wait(60) == 0
         assert isinstance(program.process, forked.Fork) == (word == "serve")
         assert program.tail() == "True"
+
+
+def test_a_command_of_ours_collects_as_it_does_for_users(tmp_path: Path) -> None:
+    """Its memory is measured."""
+    (tmp_path / "trainmedic_none.py").write_text("import gc; print(gc.get_threshold())")
+    shown = [
+        subprocess.run([sys.executable, *options], env={"PYTHONPATH": path}, capture_output=True, check=True).stdout
+        for path in (f"{PYTHON_PATH}{os.pathsep}{tmp_path}", str(tmp_path))
+        for options in (["-m", "trainmedic_none"], ["-P", "-m", "trainmedic_none"])
+    ]
+    assert len(set(shown)) == 1
