@@ -9,14 +9,14 @@ import tomllib
 from pathlib import Path
 
 from tests.architecture.tree_figures import TreeFigures
-from tests.support.programs import PYTHON_PATH
+from tests.support.programs import OWN_PATH
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_imports_point_downwards_only() -> None:
     """import-linter's contracts in pyproject.toml hold for every module of the server and the SDK."""
-    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
+    environment = {**os.environ, "PYTHONPATH": OWN_PATH}
     lint = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([lint, "--no-cache"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -76,7 +76,7 @@ _TO_READ_LOGS = {"jinja2", "markupsafe", "re2"}
 def loaded_by(module: str) -> set[str]:
     """What a process has loaded that has imported a module, without Python's own."""
     program = f"import sys, {module}; print(*sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
+    environment = {**os.environ, "PYTHONPATH": OWN_PATH}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 

@@ -66,9 +66,10 @@ class Environment:
     """A virtual environment with the packages that the locks of some distributions list."""
 
     def __init__(self, directory: Path, locks: Sequence[str]) -> None:
-        venv.create(directory, with_pip=True, symlinks=True)
+        venv.create(directory, symlinks=True)
         self._bin = directory / "bin"
         (packages,) = directory.glob("lib/python3*/site-packages")
+        _link("pip", packages)  # an installation of its own would be most of the time
         for lock in locks:
             text = (ROOT / "requirements" / f"{lock}.txt").read_text(encoding="utf-8")
             for name in re.findall(r"^([a-z0-9-]+)==", text, re.MULTILINE):
@@ -80,7 +81,8 @@ class Environment:
         assert done.returncode == 0, done.stderr
 
     def install(self, wheels: Sequence[Path], *options: str) -> None:
-        self.pip("install", "--quiet", "--no-index", "--no-deps", *options, *wheels)
+        # Python compiles what the commands import; pip would compile all.
+        self.pip("install", "--quiet", "--no-index", "--no-deps", "--no-compile", *options, *wheels)
 
     @property
     def has_script(self) -> bool:

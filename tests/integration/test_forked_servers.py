@@ -105,3 +105,32 @@ def test_what_python_reads_at_its_start_is_read(file: Path) -> None:
     with start(file, "x", PYTHONHASHSEED="0") as program:
         assert isinstance(program.process, subprocess.Popen)
         assert program.process.wait(60) == 3
+
+
+@pytest.mark.parametrize("word", ["serve", "other"])
+def test_it_seldom_collects_garbage_as_any_program_of_the_tests(tmp_path: Path, word: str) -> None:
+    """Where it is no fork too: what it imports stays, and its exit looks for no cycles, after its exit functions."""
+    file = tmp_path / "cycle.py"
+    file.write_text("""
+import atexit, gc
+class Cycle:
+    def __init__(self): self.me = self
+    def __del__(self): print("collected")
+kept = Cycle()
+atexit.register(print, gc.get_threshold()[0] > 700)
+""")
+    with Program([sys.executable, file, word], tmp_path / "log", {"PYTHONPATH": PYTHON_PATH}) as program:
+        assert program.process.wait(60) == 0
+        assert isinstance(program.process, forked.Fork) == (word == "serve")
+        assert program.tail() == "True"
+
+
+def test_a_command_of_ours_collects_as_it_does_for_users(tmp_path: Path) -> None:
+    """Its memory is measured."""
+    (tmp_path / "trainmedic_none.py").write_text("import gc; print(gc.get_threshold())")
+    shown = [
+        subprocess.run([sys.executable, *options], env={"PYTHONPATH": path}, capture_output=True, check=True).stdout
+        for path in (f"{PYTHON_PATH}{os.pathsep}{tmp_path}", str(tmp_path))
+        for options in (["-m", "trainmedic_none"], ["-P", "-m", "trainmedic_none"])
+    ]
+    assert len(set(shown)) == 1

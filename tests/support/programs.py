@@ -24,8 +24,10 @@ from typing import Self, TypeVar
 from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
-PYTHON_PATH = os.pathsep.join(str(ROOT / folder) for folder in (".", "app", "agent", "logs", "sdk"))
+OWN_PATH = os.pathsep.join(str(ROOT / folder) for folder in (".", "app", "agent", "logs", "sdk"))
 """Where programs of the tests import this checkout from: the tests, the server and the SDK."""
+PYTHON_PATH = f"{OWN_PATH}{os.pathsep}{ROOT / 'tests/support/interpreter'}"
+"""The same, with ``sitecustomize``."""
 CACHE = ROOT / ".cache"
 
 Answer = TypeVar("Answer")

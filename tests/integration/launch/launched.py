@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.programs import eventually
+from tests.support.programs import PYTHON_PATH, eventually
 from trainmedic.wire.log_layout import AttemptLogs, job_directory
 
 PATIENCE = 180
@@ -28,7 +28,12 @@ class Launched:
         self.logs = job_directory(log_dir, next(iter(jobs), variables.get("TRAINMEDIC_JOB", "job")))
         self._mark = f"LAUNCHED_TEST={directory}"
         argv = [sys.executable, "-m", "trainmedic.launch", f"--log-dir={log_dir}", *options, "--", *command]
-        mine: Mapping[str, str] = {"LAUNCHED_TEST": str(directory), "OMP_NUM_THREADS": "1", **variables}
+        mine: Mapping[str, str] = {
+            "LAUNCHED_TEST": str(directory),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": PYTHON_PATH,
+            **variables,
+        }
         self.out, self.err = directory / "stdout", directory / "stderr"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             environment = {name: value for name, value in os.environ.items() if not name.startswith("TRAINMEDIC_")}
