@@ -14,7 +14,7 @@ class Counts(Generic[Key]):
     """Numbers by key. Thread-safe."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
-        """`keys` begin at 0, so that Prometheus sees the first count as an increase."""
+        """`keys` begin at 0, so that Prometheus sees the first increase."""
         self._lock = threading.Lock()
         self._counts: Counter[Key] = Counter(dict.fromkeys(keys, 0))
 

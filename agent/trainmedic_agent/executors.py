@@ -32,7 +32,7 @@ class AcceptedCommand(Struct, frozen=True):
 
     @property
     def deadline(self) -> datetime:
-        """End of the execution, so early that the reply arrives before the command expires."""
+        """End of the execution, early enough for the reply."""
         lifetime = self.command.expires_at - self.command.issued_at
         return self.command.expires_at - min(_REPLY_MARGIN, lifetime / 10)
 

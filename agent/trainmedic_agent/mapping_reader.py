@@ -66,7 +66,7 @@ class MappingReader:
             return otherwise
 
     def listed(self, key: str) -> Sequence[Any]:
-        """Return a list, or a single value as a list of one."""
+        """Return a single value as a list."""
         raw = self._raw.get(key)
         return raw if isinstance(raw, list | tuple) else [raw] if raw is not None else []
 

@@ -56,7 +56,7 @@ _UUID = re.compile("(?:gpu|mig)-[0-9a-f-]+|[0-9a-f]+-[0-9a-f-]+|[0-9a-f]{32}")
 
 
 def may_be_name(text: str) -> bool:
-    """Check for an index, PCI address or UUID. Exporters also write models, ``all`` or device files into ``gpu``."""
+    """Return whether it is an index, PCI address or UUID. Some exporters write models into ``gpu``."""
     return is_of_one_node(text) or _UUID.fullmatch(card_uuid(text).lower()) is not None
 
 

@@ -198,7 +198,7 @@ def _diagnose_attempt(
 
 
 def _latest_year_stated(parts: Sequence[_Part]) -> datetime | None:
-    """Return the latest time with its year at the beginnings of logs; those of kernels may begin long before."""
+    """Return the latest time with a year at the beginnings of logs, kernel logs excluded."""
     logs = [part for part in parts if part.file.kind is Kind.LINES and part.file.path.suffix != ".gz"]
     ordered = sorted(logs, key=lambda part: part.file.origin.source in KERNEL_SOURCES)
     latest: datetime | None = None

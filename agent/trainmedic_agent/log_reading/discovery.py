@@ -119,8 +119,8 @@ class Discovery:
     ) -> Scan:
         """Scan the due jobs; all, without time limits, if `seconds` is None. `known`: files followed under any name.
 
-        It ends after about `seconds`, a small job's scan after `SMALL_SECONDS`. For jobs not reached, the previous
-        result counts. `is_asked`: a caller waits, so cheap units are scanned early.
+        It ends after about `seconds`, a small job's scan after `SMALL_SECONDS`. Jobs not reached keep their previous
+        result. `is_asked`: a caller waits, so cheap units come first.
         """
         self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
@@ -291,7 +291,7 @@ def is_dump(file: FoundFile) -> bool:
 
 
 class SharedScan:
-    """The reader's latest scan, shared with searches, which request the next one at once."""
+    """The latest scan, shared with searches, which request the next one."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -7,7 +7,7 @@ from trainmedic_agent.log_reading.cut_record import CutRecord
 
 
 class LogCounters:
-    """Counters of log reading. Each number is written by one thread, `Counts` by any."""
+    """Counters of log reading. Any thread may write `Counts`, one each number."""
 
     def __init__(self) -> None:
         self.cuts = CutRecord()

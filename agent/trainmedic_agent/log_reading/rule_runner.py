@@ -232,7 +232,7 @@ class RuleRunner:
 
 
 class RulesInForce:
-    """The reader's active rules: the server's, or the last valid ones on disk. Not thread-safe."""
+    """Active rules: the server's, or the last valid ones on disk. Not thread-safe."""
 
     def __init__(self, store: LogStore, runner: RuleRunner) -> None:
         self._store = store

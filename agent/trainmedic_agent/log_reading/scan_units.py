@@ -157,8 +157,8 @@ class _KnownDirectory(Struct, frozen=True):
 class DirectoryNames:
     """First names of job directories, so that a rename does not assign logs to another job.
 
-    Writers of a non-sticky directory can rename others' directories in it. A directory is identified by device, inode
-    and owner, if renamed also by its last change.
+    Writers of a non-sticky directory can rename others' directories. One is identified by device, inode and owner, if
+    renamed also by its last change.
     """
 
     def __init__(self) -> None:

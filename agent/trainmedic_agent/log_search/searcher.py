@@ -1,4 +1,4 @@
-"""One page of a search: matching lines of all files, merged by time, and packed for ``logs.read``."""
+"""One page of a search: lines of all files, merged by time."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _stated(line: ParsedLine, arrived: datetime) -> tuple[datetime | None, TimeK
 
 
 class ShippedLines(ABC):
-    """A log's lines as entries. It is read again from the oldest entry that the store has not accepted.
+    """A log's lines as entries. Reading resumes at the oldest one not accepted.
 
     Not thread-safe.
     """

@@ -64,7 +64,7 @@ class BasicAction:
 
 
 def refuse_templates(raw: Mapping[str, Any], *names: str) -> None:
-    """Raise ValueError if one of these parameters is not written out, so that an alert could choose it."""
+    """Raise ValueError if one of these is a template, which an alert could fill."""
     for name in names:
         if is_template(str(raw.get(name, ""))):
             raise ValueError(f"{name} cannot be a template")

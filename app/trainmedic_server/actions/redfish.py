@@ -1,4 +1,4 @@
-"""Actions ``node.power`` and ``node.power_cycle`` by Redfish, through a node's baseboard management controller (BMC).
+"""Actions ``node.power`` and ``node.power_cycle`` by Redfish, on a node's management controller (BMC).
 
 They succeed only if the final state was read.
 """
@@ -235,7 +235,7 @@ class _BmcAction(Irreversible, BasicAction):
     outputs: ClassVar[Mapping[str, Shape]] = {"power_state": TEXT, "observed": TEXT_LIST, "accepted": TEXT_LIST}
 
     def _states_to_reach(self, call: Call, state: str) -> Sequence[str]:
-        """Return the power states to turn the node to, one after the other. Raises OutcomeUnknown."""
+        """Return the power states to reach, in order. Raises OutcomeUnknown."""
         raise NotImplementedError
 
     async def perform(self, call: Call) -> Mapping[str, Any]:

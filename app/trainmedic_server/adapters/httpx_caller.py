@@ -173,9 +173,7 @@ class HttpxCaller:
 
 
 class Endpoint:
-    """A service that is called often. The URL's user and password are sent as Basic, the token file's content as
-    Bearer.
-    """
+    """A service. The URL's user and password are sent as Basic, the token file's content as Bearer."""
 
     def __init__(self, url: str, token_file: Path | None, setting: str, body_limit: int = BODY_LIMIT) -> None:
         """For errors, `setting` names the token file."""

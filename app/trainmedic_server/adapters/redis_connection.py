@@ -195,7 +195,7 @@ class RedisOutage:
 async def tried_again(
     log: BoundLogger, outage: RedisOutage, metrics: telemetry.Metrics, loop: str, waits: str, failed: str, **about: str
 ) -> AsyncIterator[None]:
-    """Report what fails within, and return when it may be tried again. `waits` and `failed` are for `log`."""
+    """Log a failure within, and return when to try again."""
     try:
         yield
     except FAULTS as error:

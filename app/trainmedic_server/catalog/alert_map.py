@@ -1,4 +1,4 @@
-"""Compiled alert map: accepted alerts, their renames, and the labels of events, applied before any playbook. Pure."""
+"""Compiled alert map: accepted alerts, renames, and labels of events. Pure."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def playbook_roots(paths: Sequence[Path]) -> list[Path]:
 
 
 def loaded_playbooks(paths: Sequence[Path], actions: Actions) -> Library:
-    """Report unloadable files on standard error. Raises InvalidInput without any playbook."""
+    """Report unloadable files. Raises InvalidInput without any playbook."""
     roots = playbook_roots(paths)
     library = Library(roots, actions)
     library.reload()

@@ -1,4 +1,4 @@
-"""Forms: each calls the API, then leads to a page or answers with one."""
+"""Forms, which call the API and answer with a page."""
 
 from __future__ import annotations
 

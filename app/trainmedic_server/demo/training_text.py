@@ -1,4 +1,4 @@
-"""What both trainings of the demo share: their text, pace and faults."""
+"""Text, pace and faults of both demo trainings."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def is_of_own_node(labels: AlertLabels) -> bool:
 def is_unknown(labels: AlertLabels) -> bool:
     """Return whether an exporter that is not central may still measure other machines than its own.
 
-    Without names and an unsuitable port, or with unusual names and no port, ``instance`` is the measured machine.
+    With an unsuitable port and no names, or unusual names and no port, ``instance`` is the measured machine.
     """
     names = _names(labels)
     if not names:

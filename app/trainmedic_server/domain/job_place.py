@@ -60,7 +60,7 @@ def pods_named(labels: AlertLabels) -> Iterator[str]:
 
 
 def pod_elsewhere(key: str, labels: AlertLabels, topology: Topology) -> Unresolved | None:
-    """Return why the alert's pod does not use the GPU; None if it may."""
+    """Return why the alert's pod cannot use the GPU, else None."""
     gpu = topology.agents.gpus_by_key.get(key)
     for name in pods_named(labels) if gpu is not None else ():
         pod = topology.cluster.pods_by_full_name.get(name)

@@ -1,4 +1,4 @@
-"""FastAPI's router for routes that need a token, with ASCII JSON. It refuses unknown query parameters."""
+"""Router for routes with a token and ASCII JSON. It refuses unknown query parameters."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def own_command(
     expires_at: datetime,
     run_id: str = "",
 ) -> Command:
-    """Return a command of the server itself, which is no attempt of a step."""
+    """Return a command of the server itself."""
     return Command(
         id=new_id(int(issued_at.timestamp() * 1000)),
         action=action,
@@ -129,7 +129,7 @@ def own_command(
 
 
 async def final_replies(bus: CommandBus, command: Command) -> list[Reply]:
-    """Send a command whose outcome needs no redelivery. Do not wait for a receiver that is not connected."""
+    """Send a command whose outcome needs no redelivery, only to a connected receiver."""
 
     async def stop_waiting() -> bool:
         return True

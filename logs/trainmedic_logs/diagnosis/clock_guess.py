@@ -45,7 +45,7 @@ def with_year(raw: bytes) -> datetime | None:
 
 
 def copied(written: datetime, latest: datetime | None) -> datetime:
-    """Return the time by which to complete years if the files were copied long after `latest`, a stated time."""
+    """Return the time that completes years if files were copied long after `latest`."""
     return written if latest is None or written - latest < _HALF_A_YEAR else latest + _HALF_A_YEAR
 
 

@@ -1,4 +1,4 @@
-"""Memory and CPU time of this process and its children, by ``/proc``, and of CUDA and the host."""
+"""Memory and CPU time of this process, its children, CUDA and the host."""
 
 from __future__ import annotations
 

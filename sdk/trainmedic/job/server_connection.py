@@ -33,7 +33,7 @@ _LONGEST_NAMESPACE = 63
 
 
 class CommandChannel(ABC):
-    """Way by which a job's process receives commands and answers them. The caller starts writer and receiver."""
+    """A process's commands and replies. The caller starts writer and receiver."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ _INVALID = (ValueError, TypeError, KeyError, AttributeError, OverflowError, Recu
 
 
 def read_or_warn(file: Path | None, parse: Callable[[Any], Value], otherwise: Value, warning: str) -> Value:
-    """Return the parsed content; ``otherwise`` without a file, or with an unreadable one, for which it is logged."""
+    """Return the parsed content, else ``otherwise``; an unreadable file is logged."""
     if file is None:
         return otherwise
     try:

@@ -92,7 +92,7 @@ class LearningRate:
         return any(group["lr"] is None for group in self._groups())
 
     def why_unused(self) -> str:
-        """Return why updates do not follow the groups' rates, as with some kinds of Adafactor, or ""."""
+        """Return why updates ignore the groups' rates, as in some Adafactors, or ""."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 if group["lr"] is None or group.get("relative_step"):

@@ -1,7 +1,7 @@
 """State of an optimizer of any class.
 
 - Each rank saves its own entries of a ``ZeroRedundancyOptimizer``.
-- Some wrappers use their inner optimizer's ``param_groups`` list or ``state``. After a load both must still share it.
+- Some wrappers share ``param_groups`` or ``state`` with an inner optimizer, after a load too.
 - A parameter's number is its position in the optimizer.
 """
 

@@ -57,7 +57,7 @@ class OptimizerSteps:
         self.stop_watching_others()
 
     def watch_others(self) -> None:
-        """Count the steps of optimizers that share no group with these, none of which has stepped yet."""
+        """Count steps of optimizers that share no group with these."""
         if self.is_hooked and not self.count and self._other_handle is None:
             disable: Any = torch.compiler.disable
             self._other_handle = register_optimizer_step_pre_hook(disable(self._before_any_step))

@@ -59,7 +59,7 @@ def kernel_nodes(query: LogQuery, nodes: Collection[str]) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """Quote for LogQL and LogsQL, whose strings are Go's: JSON's escapes mean the same, except surrogate halves."""
+    """Quote for LogQL and LogsQL, which read JSON's escapes, surrogate halves excepted."""
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -67,7 +67,7 @@ _made: dict[tuple[str, str, str], BulkInsert] = {}
 
 
 class UnitRecords:
-    """Records in a unit of work. `connection` is called for each statement, and begins the unit's savepoint."""
+    """Records in a unit of work. Each `connection()` begins its savepoint."""
 
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
