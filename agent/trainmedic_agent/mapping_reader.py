@@ -66,12 +66,10 @@ class MappingReader:
             return otherwise
 
     def listed(self, key: str) -> Sequence[Any]:
-        """Return a single value as a list."""
         raw = self._raw.get(key)
         return raw if isinstance(raw, list | tuple) else [raw] if raw is not None else []
 
     def each(self, key: str, parse: Callable[[Any], T], *, required: bool = False) -> tuple[T, ...]:
-        """Parse what `listed` returns."""
         raw, values = self._raw.get(key), self.listed(key)
         if required and not values and self._is_usable:
             self.fault((key,) if key in self._raw else (), f"{key} is missing" if raw is None else "must not be empty")

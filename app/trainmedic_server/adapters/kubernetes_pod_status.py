@@ -285,7 +285,6 @@ def _states(status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
 
 
 def _condition(status: Mapping[str, Any], kind: str, value: str) -> Mapping[str, Any]:
-    """Return the condition with this value, empty if there is none."""
     wanted = (kind, value)
     listed = _mappings(status.get("conditions"))
     return next((each for each in listed if (each.get("type"), each.get("status")) == wanted), {})

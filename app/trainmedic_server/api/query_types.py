@@ -23,7 +23,6 @@ PageCursor = Annotated[str | None, Query(max_length=1000, description="`next` of
 
 @contextmanager
 def cursor_checked() -> Iterator[None]:
-    """Translate the ValueError for a wrong cursor."""
     try:
         yield
     except ValueError:

@@ -46,7 +46,6 @@ def _flag(param: click.Parameter) -> str:
 
 
 def labels_option(help: str | None = None, flag: str = "--label", name: str = "labels") -> Callable[[Any], Any]:
-    """Return a repeatable option whose value is a dict."""
 
     def labels_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
         return dict(pairs_of(ctx, param, values))

@@ -130,7 +130,6 @@ async def _resume(page: PageRequest, fields: Fields) -> Response:
 
 
 def _show(path: str, done: str) -> Response:
-    """Lead to a page with the notice of this key."""
     response = RedirectResponse(path, HTTPStatus.SEE_OTHER)
     notices.set_notice(response, done)
     return response

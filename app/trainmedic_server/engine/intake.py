@@ -44,7 +44,6 @@ log = telemetry.logger(__name__)
 def admitter_of_one(
     tx: Transaction, services: EngineServices, alert: Alert, candidate: Candidate, topology: Topology
 ) -> Admitter:
-    """Return what decides on one candidate, without a delivery."""
     now, ago = services.clock.now(), services.timeline.by_clock()
     delivery = Delivery("", now, "", "", "", (alert,))
     prepared = PreparedDelivery(delivery, (MatchedAlert((candidate,)),))

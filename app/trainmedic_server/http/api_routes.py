@@ -29,8 +29,6 @@ _PROBLEMS_REPORTED = 20
 
 
 class RouteParts(Struct, frozen=True):
-    """What most routes use."""
-
     auth: Authenticator
     bodies: BodyReader
     clock: Clock

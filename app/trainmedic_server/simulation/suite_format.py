@@ -147,7 +147,6 @@ Reply = Annotated[ReplyModel, BeforeValidator(_long_form)]
 
 
 def _text_as(member: str) -> BeforeValidator:
-    """Read a text as the model with only this member."""
     return BeforeValidator(lambda value: {member: value} if isinstance(value, str) else value)
 
 

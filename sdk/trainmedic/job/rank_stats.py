@@ -133,7 +133,6 @@ def _cpu_samples(ranks: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
 
 
 def _figures(ranks: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, float]:
-    """Return the ranks' known figures of this name."""
     known = {rank: _figure(figures, name) for rank, figures in ranks.items()}
     return {rank: figure for rank, figure in known.items() if figure is not None}
 

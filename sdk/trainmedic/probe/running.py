@@ -91,7 +91,6 @@ def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOpt
 
 
 def _gathered(own: Any) -> list[Any]:
-    """Return the values of all ranks."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, own)
     return values

@@ -47,13 +47,11 @@ def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
 
 
 def equal_fields(query: LogQuery) -> dict[str, str | int]:
-    """Return the fields whose values a line must have."""
     names = ("job", "node", "rank", "attempt", "node_rank", "local_rank")
     return {name: value for name in names if (value := getattr(query, name)) is not None}
 
 
 def kernel_nodes(query: LogQuery, nodes: Collection[str]) -> list[str]:
-    """Return the nodes whose kernel lines are wanted."""
     asked = [query.node] if query.node is not None else sorted(nodes)
     return asked if query.kernel else []
 
