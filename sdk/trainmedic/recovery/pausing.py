@@ -12,6 +12,9 @@ from trainmedic.errors import Rejected
 from trainmedic.job.progress import PAUSE
 
 _POLL_INTERVAL = 0.05  # seconds between two polls for commands
+# Seconds of delay that quicker polls make up for. After many quick polls the measured pace would put the next sync
+# point thousands of calls away, and commands would wait for as many steps.
+_MOST_MADE_UP = 1.0
 
 
 class LoopPause:
@@ -57,7 +60,8 @@ class LoopPause:
         with self._medic.window(PAUSE):
             while self.lasts:
                 # After a slow poll the next ones follow sooner, so that the pause is no longer.
-                self._polled_at += _POLL_INTERVAL
-                self._sleep(max(self._polled_at - self._now(), 0.0))
+                now = self._now()
+                self._polled_at = max(self._polled_at + _POLL_INTERVAL, now - _MOST_MADE_UP)
+                self._sleep(max(self._polled_at - now, 0.0))
                 self._polls_left -= 1
                 self._medic.commands(step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -18,8 +18,8 @@ class OptimizerSteps:
     __slots__ = (
         "_handles",
         "_last_count",
+        "_optimizers",
         "_other_handle",
-        "_own",
         "boundaries_without_update",
         "count",
         "is_hooked",
@@ -38,7 +38,7 @@ class OptimizerSteps:
         self.other_count = 0  # steps of other optimizers, see `watch_others`
         self._last_count = 0  # at the previous boundary
         self._other_handle: Any = None
-        self._own = [*optimizers, *(inner for each in optimizers for _, inner in inner_optimizers(each))]
+        self._optimizers = optimizers
         hooked = {id(each): each for optimizer in optimizers for each in stepping(optimizer)}.values()
         # False if an optimizer's steps cannot be observed; then nothing is counted.
         self.is_hooked = bool(hooked) and all(hasattr(each, HOOKS) for each in hooked)
@@ -57,7 +57,7 @@ class OptimizerSteps:
         self.stop_watching_others()
 
     def watch_others(self) -> None:
-        """Count steps of optimizers that share no group with these."""
+        """Count steps of other optimizers of these parameters, if none of these has stepped."""
         if self.is_hooked and not self.count and self._other_handle is None:
             disable: Any = torch.compiler.disable
             self._other_handle = register_optimizer_step_pre_hook(disable(self._before_any_step))
@@ -84,9 +84,12 @@ class OptimizerSteps:
             self.sampler(optimizer)
 
     def _before_any_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
-        groups = {id(group) for each in self._own for group in each.param_groups}
-        is_own = any(each is optimizer for each in self._own)
-        self.other_count += not is_own and groups.isdisjoint(map(id, optimizer.param_groups))
+        # Inner ones may have been made since, and a wrapper of the same groups uses the same rates.
+        own = [*self._optimizers, *(inner for each in self._optimizers for _, inner in inner_optimizers(each))]
+        groups, others = [*_groups_of(own)], [*_groups_of([optimizer])]
+        is_own = any(each is optimizer for each in own) or not _ids(groups).isdisjoint(_ids(others))
+        has_same = not _ids(_parameters_in(groups)).isdisjoint(_ids(_parameters_in(others)))
+        self.other_count += has_same and not is_own
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         observer = self.observer  # another thread may clear it
@@ -95,8 +98,19 @@ class OptimizerSteps:
 
 
 def has_gradients(optimizers: Sequence[Any]) -> bool:
-    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    return any(parameter.grad is not None for group in groups for parameter in group["params"])
+    return any(parameter.grad is not None for parameter in _parameters_in(_groups_of(optimizers)))
+
+
+def _groups_of(optimizers: Iterable[Any]) -> Iterator[Any]:
+    return (group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()))
+
+
+def _parameters_in(groups: Iterable[Any]) -> Iterator[Any]:
+    return (parameter for group in groups for parameter in group["params"])
+
+
+def _ids(members: Iterable[Any]) -> set[int]:
+    return set(map(id, members))
 
 
 def stepping(optimizer: Any) -> list[Any]:

@@ -37,8 +37,8 @@ _RESERVE = 5.0  # seconds before the command expires, to deliver the answer
 _NO_UPDATE = "the loop made no update since"
 _NOT_OBSERVED = "no update of the optimizer was observed, now or before"
 _OTHER_OPTIMIZER = (
-    "the loop steps another optimizer than the one whose rate was scaled, and that one never; give attach() the "
-    "optimizer that it steps"
+    "the loop steps another optimizer of the same parameters, and no step of the one whose rate was scaled was "
+    "observed; give attach() the optimizer that it steps"
 )
 _TOGETHER = "several changes were observed together"
 HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) returns, or give attach() the scheduler"
@@ -165,8 +165,7 @@ class RateCommands:
         watch = self._watch
         watch.boundaries += 1
         self._check_overwritten(watch)
-        # At all, because the loop may update by other methods than `step`.
-        is_observed = self._steps.count > 0 or self._steps.other_count > 0
+        is_observed = self._steps.count > 0  # at all; the loop may update by other methods than `step`
         updates = len(watch.used) if is_observed else watch.boundaries
         unanswered = [each for each in self.pending if not each.command.is_answered]
         if watch.overwritten is not None or updates >= _UPDATES:
@@ -264,7 +263,8 @@ class RateCommands:
         reason = ""
         if watch.overwritten is not None:
             reason = self._revert(watch.overwritten, is_boundary)
-        elif is_boundary and self._steps.other_count and not self._steps.count:
+        elif not ended_because and self._steps.other_count and not self._steps.count:
+            # Not when an answer is late: the ranks may not be at the same boundary then.
             reason = self._revert_unused()
         for each in pending:
             self._answer_one(each, verified, reason, is_set_by_loop)

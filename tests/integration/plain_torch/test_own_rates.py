@@ -148,6 +148,36 @@ def test_the_rate_of_an_optimizer_that_the_loop_does_not_step_is_never_applied(o
     assert (loop.run.training.rate.scale, given.param_groups[0]["lr"], set(loop.used.values())) == (1.0, 0.1, {0.1})
 
 
+def test_an_optimizer_of_other_parameters_says_nothing_about_a_rate(own: Callable[..., Own]) -> None:
+    # As of a discriminator, in a loop that updates the scaled one's parameters by a method of its own.
+    loop = own()
+    loop.optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    loop.train(30, never, {5: loop.sent("job.scale_lr", factor=0.5)})
+    reply = loop.sent.reply()
+    assert reply.status == "applied"
+    assert "no update of the optimizer was observed" in reply.output["verified"]["learning_rate"]["why"]
+    assert loop.run.training.rate.scale == 0.5
+
+
+def test_a_late_answer_leaves_the_rate_of_an_unused_optimizer_to_the_second_boundary(
+    own: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A rank that is late for itself must not change a rate that the others keep.
+    monkeypatch.setattr(rate_commands, "_LONGEST", -1.0)
+    loop = own()
+    loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    scales: dict[int, float] = {}
+    at = {5: loop.sent("job.scale_lr", factor=0.5)}
+
+    def note() -> None:
+        scales[len(scales) + 1] = loop.run.training.rate.scale
+
+    loop.train(10, never, at, after=note)
+    assert loop.sent.reply().status == "applied"
+    assert [scales[step] for step in (5, 6, 7)] == [0.5, 0.5, 1.0]
+    assert "was answered applied, but the loop steps another optimizer" in caplog.text
+
+
 @pytest.mark.parametrize("set_rate", [by_step, by_run, by_scale])
 def test_a_loop_that_asks_for_the_factor_uses_it(own: Callable[..., Own], set_rate: Rate) -> None:
     """From the next update on until the undo, to the bit."""

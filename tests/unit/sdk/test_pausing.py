@@ -43,6 +43,23 @@ def test_slow_polls_do_not_lengthen_a_pause(seconds: float) -> None:
     assert job.polls == 40
 
 
+def test_few_polls_follow_at_once_after_a_long_command() -> None:
+    # Sync points between ranks become rarer while polls are quick, and stay so for as many steps.
+    job = Job()
+    times: list[float] = []
+
+    def commands(step: int) -> None:
+        times.append(job.time)
+        if len(times) == 3:
+            job.time += 60.0  # such as a checkpoint
+
+    job.commands = commands  # type: ignore[method-assign]
+    job.pause.start(timedelta(seconds=90), "one")
+    job.pause.wait(7)
+    assert len(times) == 1800
+    assert sum(time == times[3] for time in times) <= 21
+
+
 def test_a_pause_begun_anew_after_a_long_command_has_its_whole_length() -> None:
     """The time that the command took belongs to the pause before."""
     job = Job()

@@ -57,3 +57,23 @@ def test_wrappers_around_each_other_are_counted() -> None:
     steps = OptimizerSteps([first])
     first.step()
     assert steps.count == 1
+
+
+def test_only_a_stranger_of_the_same_parameters_is_another_optimizer() -> None:
+    # Not the optimizer of another part, such as a discriminator, nor what uses the same rates.
+    shared = parameter()
+    optimizer: Any = torch.optim.SGD([shared], lr=0.1)
+    steps = OptimizerSteps([optimizer])
+    steps.watch_others()
+    wrapper = torch.optim.SGD([shared], lr=0.1)
+    wrapper.param_groups = list(optimizer.param_groups)
+    optimizer.later = torch.optim.SGD([shared], lr=0.1)
+    for each in (wrapper, optimizer.later, torch.optim.SGD([parameter()], lr=0.1)):
+        each.step()
+    assert steps.other_count == 0
+    stranger = torch.optim.SGD([shared], lr=0.1)
+    stranger.step()
+    assert steps.other_count == 1
+    steps.close()
+    stranger.step()
+    assert steps.other_count == 1
