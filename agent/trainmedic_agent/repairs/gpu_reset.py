@@ -107,7 +107,8 @@ class GpuResetExecutor(Struct, frozen=True):
             raise CommandFailed(f"{named} was not reset: {error}") from error
         time.check_killed(answer)
         if answer.code != 0:
-            raise CommandFailed(f"nvidia-smi did not reset {named}: {answer.said or f'exit code {answer.code}'}")
+            every = "all of " if len(uuids) > 1 else ""
+            raise CommandFailed(f"nvidia-smi did not reset {every}{named}: {answer.said or f'exit code {answer.code}'}")
 
     def _has_restarted(self, uuid: str, kept: Mapping[str, str]) -> bool:  # False if it is unknown
         try:

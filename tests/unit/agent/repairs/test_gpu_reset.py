@@ -105,6 +105,13 @@ def test_no_gpu_of_a_node_is_reset_while_one_is_used_or_lost(
     assert driver.resets() == []
 
 
+def test_a_failed_reset_of_all_gpus_does_not_say_that_none_was_reset(driver: Driver, reset: Callable[..., Any]) -> None:
+    """Nvidia-smi resets one after the other."""
+    driver.next_reset("refused")
+    with pytest.raises(CommandFailed, match=f"did not reset all of {FIRST}, {SECOND}: Unable to reset GPU {FIRST}"):
+        reset(None)
+
+
 def test_a_gpu_whose_processes_are_unknown_is_not_reset(driver: Driver, reset: Callable[..., Any]) -> None:
     """A question that fails is no answer."""
     driver.fail("nvmlDeviceGetComputeRunningProcesses_v3", standin.TIMEOUT, gpu=0)
