@@ -49,8 +49,9 @@ def capabilities_of(pid: int | str, proc: Path = Path("/proc")) -> frozenset[str
 def effective_mask(pid: int | str, proc: Path = Path("/proc")) -> int | None:
     """Return the effective capabilities as bits; None if unknown."""
     with contextlib.suppress(OSError):
-        for line in (proc / str(pid) / "status").read_text().splitlines():
-            if line.startswith("CapEff:"):
+        # A process's name may have any character except a line feed, which is escaped.
+        for line in (proc / str(pid) / "status").read_bytes().split(b"\n"):
+            if line.startswith(b"CapEff:"):
                 return int(line.split()[1], 16)
     return None
 

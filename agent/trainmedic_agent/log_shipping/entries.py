@@ -31,7 +31,7 @@ _NEAR_ARRIVAL = timedelta(minutes=15)  # a time without a zone counts, in the no
 _FILE_OFFSETS = 500
 _MILLISECOND = 1_000_000  # in nanoseconds
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
-_MOST_TIMES = 64  # remembered per file
+_MOST_TIMES = 16  # remembered and stored per file
 _MOST_ARRIVALS = 600  # per file; even, see `Arrivals.record`
 
 Labels = tuple[tuple[str, str], ...]
@@ -40,6 +40,7 @@ Labels = tuple[tuple[str, str], ...]
 class StoreEntry(Struct, frozen=True):
     at: int
     """Nanoseconds since 1970."""
+    time: int  # `at` before it was made unique
     labels: Labels
     metadata: Mapping[str, str]
     text: str
@@ -53,16 +54,39 @@ class StoreEntry(Struct, frozen=True):
         return len(self.text) + 100  # about what JSON and labels add
 
 
+class UniqueTimes:
+    """Nanoseconds of a log's entries."""
+
+    def __init__(self, kept: Mapping[str, Any]) -> None:
+        self.last = int(kept.get("at", 0))
+        self._used: dict[int, int] = {int(time): int(at) for time, at in kept.get("times", ())}  # last one by time
+
+    def next(self, time: int) -> int:
+        is_same = self.last - _MILLISECOND < time <= self.last
+        # A time that comes again after another one continues where it was.
+        at = max(self.last + 1 if is_same else time, self._used.get(time, 0) + 1)
+        self.use(time, at)
+        return at
+
+    def use(self, time: int, at: int) -> None:
+        self.last = at
+        self._used.pop(time, None)
+        self._used[time] = at
+        if len(self._used) > _MOST_TIMES:
+            del self._used[next(iter(self._used))]
+
+    def to_json(self) -> Mapping[str, Any]:
+        return {"at": self.last, "times": list(self._used.items())}
+
+
 class EntryMaker:
-    def __init__(self, origin: Origin, booted_at: datetime, oldest: timedelta, last: int = 0) -> None:
-        """`last`: an earlier process's last entry, in nanoseconds."""
+    def __init__(self, origin: Origin, booted_at: datetime, oldest: timedelta, times: UniqueTimes) -> None:
         self.skips_ranks = False  # True if the ranks have their own files
         self._booted_at = booted_at
         self._oldest = oldest
-        self._last = last
-        self._used: dict[int, int] = {}  # last nanosecond of an entry, by its time
+        self._times = times
         # Time of the last line, before it was made unique.
-        self._latest = _EPOCH + timedelta(microseconds=last // 1000) if last else None
+        self._latest = _EPOCH + timedelta(microseconds=times.last // 1000) if times.last else None
         self._mask = LineMask()
         self._key_place = 0  # start of the last private key, or of a line outside one
         self.set_origin(origin)
@@ -94,8 +118,10 @@ class EntryMaker:
         if key_place is None:
             self._key_place = place
         stated, known_by = _stated(line, arrived)
+        time = (self._time_of(stated, arrived) - _EPOCH) // timedelta(microseconds=1) * 1000 + self._file_offset
         return StoreEntry(
-            at=self._unique_nanosecond(self._time_of(stated, arrived)),
+            at=self._times.next(time),
+            time=time,
             labels=(*self._labels, ("level", line.level.value)),
             metadata=self._metadata_of(line, known_by),
             text=text,
@@ -120,16 +146,6 @@ class EntryMaker:
             self._latest = arrived
         return self._latest
 
-    def _unique_nanosecond(self, at: datetime) -> int:
-        exact = (at - _EPOCH) // timedelta(microseconds=1) * 1000 + self._file_offset
-        is_same = self._last - _MILLISECOND < exact <= self._last
-        # A time that comes again after an earlier one continues where it was, though not after a kill.
-        self._last = max(self._last + 1 if is_same else exact, self._used.pop(exact, 0) + 1)
-        self._used[exact] = self._last
-        if len(self._used) > _MOST_TIMES:
-            del self._used[next(iter(self._used))]
-        return self._last
-
 
 def _stated(line: ParsedLine, arrived: datetime) -> tuple[datetime | None, TimeKnownBy]:
     """Return the line's own time, and how it is known; None if the arrival counts."""
@@ -150,10 +166,10 @@ class ShippedLines(ABC):
     origin: Origin
     _raw: deque[Any]  # lines that were read
 
-    def __init__(self, at: int) -> None:
-        """`at`: time of an earlier process's last confirmed entry, in nanoseconds."""
+    def __init__(self, kept: Mapping[str, Any]) -> None:
+        """`kept`: an earlier process's `state`."""
         self.is_failing = False  # the last read raised OSError
-        self._at = at
+        self._confirmed = UniqueTimes(kept)
         self._head: StoreEntry | None = None
         self._unsent: deque[StoreEntry] = deque()  # taken by `pop_head`, and not confirmed
 
@@ -175,7 +191,7 @@ class ShippedLines(ABC):
         """Remove the next of `_raw`; None if it is not shipped."""
 
     def state(self) -> Mapping[str, Any]:
-        return {"at": self._at}
+        return self._confirmed.to_json()
 
     def head(self) -> StoreEntry | None:
         """Return the next entry without removing it, if any. Raises OSError."""
@@ -191,7 +207,8 @@ class ShippedLines(ABC):
 
     def confirm_oldest(self) -> None:
         """Record that the store has the oldest unsent entry, or never will."""
-        self._at = self._unsent.popleft().at
+        entry = self._unsent.popleft()
+        self._confirmed.use(entry.time, entry.at)
 
 
 class Arrivals:

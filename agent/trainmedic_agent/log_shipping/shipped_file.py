@@ -13,7 +13,14 @@ from msgspec.structs import asdict, replace
 from trainmedic_agent.log_reading.followed_file import HALF_LINE_SECONDS, KnownFile, microseconds
 from trainmedic_agent.log_reading.line_cutter import PlacedLine
 from trainmedic_agent.log_reading.log_files import GrowingFile, ReadSizes
-from trainmedic_agent.log_shipping.entries import LONGEST_LINE, Arrivals, EntryMaker, ShippedLines, StoreEntry
+from trainmedic_agent.log_shipping.entries import (
+    LONGEST_LINE,
+    Arrivals,
+    EntryMaker,
+    ShippedLines,
+    StoreEntry,
+    UniqueTimes,
+)
 from trainmedic_agent.log_shipping.ship_counters import LostReason, ShipCounters
 from trainmedic_agent.log_shipping.ship_positions import ShipPositions
 from trainmedic_logs.domain.finding import Origin
@@ -33,10 +40,10 @@ class ShippedFile(ShippedLines):
         oldest: timedelta,
         counters: ShipCounters,
     ) -> None:
-        super().__init__(int(known.stream.get("at", 0)))
+        super().__init__(known.stream)
         self.file = file
         self.origin = replace(known.origin, generation=known.position.generation)
-        self.maker = EntryMaker(self.origin, booted_at, oldest, self._at)
+        self.maker = EntryMaker(self.origin, booted_at, oldest, UniqueTimes(known.stream))
         self._positions = positions
         self._counters = counters
         self._position = known.position

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainmedic_agent.log_reading.kernel_log import KernelReader, with_plausible_time
 from trainmedic_agent.log_reading.line_cutter import PlacedLine
-from trainmedic_agent.log_shipping.entries import EntryMaker, ShippedLines, StoreEntry
+from trainmedic_agent.log_shipping.entries import EntryMaker, ShippedLines, StoreEntry, UniqueTimes
 from trainmedic_agent.log_shipping.ship_counters import LostReason, ShipCounters
 from trainmedic_logs.domain.finding import Origin
 
@@ -26,15 +26,14 @@ class ShippedKernel(ShippedLines):
         origin: Origin,
         booted_at: datetime,
         oldest: timedelta,
-        last: int,
+        kept: Mapping[str, Any],
         counters: ShipCounters,
     ) -> None:
-        """`last`: an earlier process's last entry, in nanoseconds."""
-        super().__init__(last)
+        super().__init__(kept)
         self.reader = reader
         self.origin = origin
         self._booted_at = booted_at
-        self._maker = EntryMaker(origin, booted_at, oldest, last)
+        self._maker = EntryMaker(origin, booted_at, oldest, UniqueTimes(kept))
         self._counters = counters
         self._raw: deque[PlacedLine] = deque()
         self._lost = 0

@@ -173,8 +173,8 @@ class LogShipping:
         except OSError as error:
             log.warning("cannot ship the kernel's log", extra={"reason": str(error)})
             return
-        last = int(kept.get("stream", {}).get("at", 0)) if is_same else 0
-        self._kernel = ShippedKernel(reader, origin, self._booted_at, self._ship.oldest, last, self.counters)
+        stream = kept.get("stream", {}) if is_same else {}
+        self._kernel = ShippedKernel(reader, origin, self._booted_at, self._ship.oldest, stream, self.counters)
         self._kernel.poll(self._context.now())
 
     def _next_batch(self, now: float) -> deque[tuple[ShippedLines, StoreEntry]]:

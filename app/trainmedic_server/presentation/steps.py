@@ -97,9 +97,9 @@ _PHRASES: Mapping[str, PhraseOf] = {
     "node.restart_unit": lambda params, on: f"restart the unit {plain(params.get('unit', ''))} on {on}",
     "node.restart_container": lambda params, on: f"restart the container {plain(params.get('container', ''))} on {on}",
     "gpu.reset": lambda _, on: (
-        f"reset {on} if no process uses it"
-        if on.startswith("GPU ")
-        else f"reset all GPUs of {on} if no process uses one"
+        f"reset all GPUs of {on} if no process uses one"
+        if on.startswith("node ")
+        else f"reset {on} if no process uses it"
     ),
     "node.reboot": _target_phrase("restart {on}"),
     "node.power": lambda params, on: f"turn {on} {plain(params.get('do', 'on or off'))}",

@@ -247,6 +247,19 @@ def test_a_step_on_several_jobs_names_them(keys: list[str], said: str) -> None:
     assert steps.done(step, "node:n1") == said
 
 
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (KEY, "reset GPU 3 on node-2 if no process uses it"),
+        ("node:n1", "reset all GPUs of node n1 if no process uses one"),
+        (None, "reset the target if no process uses it"),
+    ],
+)
+def test_a_reset_names_all_gpus_of_a_node(target: str | None, said: str) -> None:
+    """Only of a known node."""
+    assert steps.sentence({"action": "gpu.reset", "params": {}}, target, third) == said
+
+
 def test_a_step_of_a_group_names_the_first_member() -> None:
     """The note has their number."""
     step = {"action": "k8s.cordon", "params": {}, "targets": ["node:n1", "node:n2"], "note": "for each of 2 members"}

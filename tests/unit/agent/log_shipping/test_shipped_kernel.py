@@ -39,7 +39,7 @@ def shipped(first: int, count: int) -> tuple[list[str], int]:
     """Return the texts sent and confirmed by an agent that starts at `first`, and where the next one starts."""
     booted_at = datetime.now(UTC) - timedelta(minutes=1)
     origin = Origin(node="n1", source="kernel", generation="boot")
-    kernel = ShippedKernel(_Reader(first, count), origin, booted_at, timedelta(hours=1), 0, ShipCounters())
+    kernel = ShippedKernel(_Reader(first, count), origin, booted_at, timedelta(hours=1), {}, ShipCounters())
     kernel.poll(datetime.now(UTC))
     texts = []
     while (entry := kernel.head()) is not None:

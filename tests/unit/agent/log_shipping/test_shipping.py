@@ -193,6 +193,28 @@ def test_a_kill_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path: Path, 
     assert agent.lost() == {}
 
 
+def test_a_moment_that_comes_again_repeats_nothing_after_a_kill(tmp_path: Path, logs: Path) -> None:
+    """Lines that say seconds, of several writers; some are equal, and each is in the store once."""
+    rng = random.Random(5)
+    agent = Agent(tmp_path / "state", files=[f"{logs}/*.log"], hours_ago=1)
+    written: list[str] = []
+    for _ in range(80):
+        agent.elapsed += 1
+        for _ in range(rng.randrange(4)):
+            at = (agent.now() - timedelta(seconds=rng.randrange(3))).replace(microsecond=0)
+            written.append(timed(at, rng.choice(["ready", f"line {len(written)}"])))
+            append(logs / "a.log", written[-1])
+        agent.push.is_away = rng.random() < 0.3
+        agent.step(0.1)
+        if rng.random() < 0.3:
+            agent.kill()
+            agent.start()
+    agent.push.is_away = False
+    agent.step(70)
+    agent.step(70)
+    assert sorted(agent.store.lines()) == sorted(written)
+
+
 def test_after_an_outage_the_oldest_lines_of_all_files_come_first(tmp_path: Path, logs: Path) -> None:
     """A quiet file and a busy one have the same labels; Loki takes nothing that is an hour behind. Nothing is."""
     agent = Agent(tmp_path / "state", files=[f"{logs}/llm-1/{{rank}}.log"], hours_ago=6)
