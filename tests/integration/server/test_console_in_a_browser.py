@@ -270,7 +270,7 @@ def test_a_page_goes_on_after_an_answer_that_ends_a_stream(browser: Browser, lab
 
 
 def test_a_page_made_in_an_outage_is_loaded_again_once_that_is_over(browser: Browser, lab: Lab) -> None:
-    """Not before, although events can be read: it would load again and again."""
+    # Not before, although events can be read: it would load again and again.
     watched = Watched(browser, lab, "op")
     loads: list[str] = []
     try:
