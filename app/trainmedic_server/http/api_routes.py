@@ -56,13 +56,13 @@ class ApiRoutes(APIRouter):
     def act(
         self, path: str, body: type[BaseModel], *refusals: int, **options: Any
     ) -> Callable[[DecoratedCallable], DecoratedCallable]:
-        """Declare a POST. Its handler requires `operator`, then reads `body`, which may be absent."""
+        """Declare a POST for operators. Its handler reads `body`, which may be absent."""
         self.body_models.append(body)
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
         is_required = any(field.is_required() for field in body.model_fields.values())
         request = {"required": is_required, "content": {"application/json": {"schema": schema}}}
-        refused = responses(400, 408, 413, 415, *refusals)
-        return self.post(path, responses=refused, openapi_extra={"requestBody": request}, **options)
+        options["responses"] = responses(400, 408, 413, 415, *refusals)
+        return self.post(path, dependencies=[Depends(self.operator)], openapi_extra={"requestBody": request}, **options)
 
 
 class _StrictRoute(APIRoute):

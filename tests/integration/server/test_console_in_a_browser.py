@@ -269,6 +269,29 @@ def test_a_page_goes_on_after_an_answer_that_ends_a_stream(browser: Browser, lab
         watched.context.close()
 
 
+def test_a_page_made_in_an_outage_is_loaded_again_once_that_is_over(browser: Browser, lab: Lab) -> None:
+    # Not before, although events can be read: it would load again and again.
+    watched = Watched(browser, lab, "op")
+    loads: list[str] = []
+    try:
+        lab.fire(node="node-14")
+        lab.world.history.away = True
+        watched.page.on(
+            "request", lambda request: loads.append(request.url) if request.is_navigation_request() else None
+        )
+        for _ in range(2):
+            with watched.page.expect_response(lambda answer: answer.request.resource_type == "fetch") as found:
+                if not loads:
+                    watched.page.goto(f"{lab.url}/runs")
+            assert (found.value.status, loads) == (503, [f"{lab.url}/runs"])
+        lab.world.history.away = False
+        expect(watched.page.locator("#filter-text")).to_be_visible(timeout=60_000)
+        assert loads == [f"{lab.url}/runs"] * 2
+    finally:
+        lab.world.history.away = False
+        watched.context.close()
+
+
 def test_a_session_that_ends_is_over_on_pages_that_are_open(browser: Browser, lab: Lab) -> None:
     """They ask for a token again, at the next thing that they would have been told."""
     watched = Watched(browser, lab, "look")

@@ -73,6 +73,17 @@ async function look(gently = false) {
   mark(); showLive();
 }
 
+/** Some seconds later, and not when all other pages do it. */
+const later = (/** @type {() => void} */ act) => setTimeout(act, 3000 + 4000 * Math.random());
+/** Load a page that was made in an outage again, once the server can make it. */
+async function recover() {
+  try {
+    if (!document.hidden && (await fetch(here(), { headers: { Accept: "text/html" } })).status < 500) return location.reload();
+  } catch { /* the server does not answer yet */ }
+  later(recover);
+}
+if ($("[data-again]")) later(recover);
+
 // -- live -----------------------------------------------------------------------------------------------------------
 /** @type {Map<string, string>} */
 const waiting = new Map();
@@ -137,13 +148,13 @@ function listen() {
   opened.onerror = () => {
     isLive = false; showLive();
     // Browsers reconnect after a cut connection, but not after an answer such as a proxy's 502.
-    if (opened.readyState === EventSource.CLOSED && source === opened) { mute(); setTimeout(again, 3000 + 4000 * Math.random()); }
+    if (opened.readyState === EventSource.CLOSED && source === opened) { mute(); later(again); }
   };
   on("head", (pieces) => { put("head", pieces.head); showLive(); });
   on("runs", rows);
   on("now", (pieces) => { if ($("#now")) put("now", pieces.now); else look(); });
   on("run", (pieces) => put("story", pieces.story));
-  on("reload", () => $("[data-again]") ? location.reload() : look());
+  on("reload", () => look());
 }
 /** Check that the page may still be seen, and listen again after the last received event. */
 async function again() {
