@@ -41,7 +41,7 @@ class AnomalousGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Anomaly:
+class AnomalyRecord:
     """Period out of bounds."""
 
     kind: str
@@ -111,7 +111,7 @@ BOUNDS = (
 )
 
 
-def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
+def anomalies(bound: Bound, points: Points, every: float) -> list[AnomalyRecord]:
     limit = _limit(bound, points)
     if limit is None:
         return []
@@ -123,7 +123,7 @@ def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
 
     worst: Callable[[Iterable[float]], float] = max if bound.is_over else min
     return [
-        Anomaly(
+        AnomalyRecord(
             bound.kind,
             figures.whole_second(excursion.begin),
             figures.whole_second(excursion.end),
@@ -147,5 +147,5 @@ def _limit(bound: Bound, points: Points) -> float | None:
     return max(statistics.median(values) * bound.limit, _LEAST_RELATIVE_LIMIT)
 
 
-def newest(all_anomalies: Sequence[Anomaly]) -> list[Anomaly]:
+def newest(all_anomalies: Sequence[AnomalyRecord]) -> list[AnomalyRecord]:
     return sorted(all_anomalies, key=lambda anomaly: (-anomaly.since.timestamp(), anomaly.kind))[:MOST]

@@ -33,7 +33,7 @@ _RANKS = (*(name for _, name in _RATINGS), _POOR)
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
+class UsualThroughput:
     value: float
     of: str
     """``target`` if declared; else ``first_stable_hour``, or ``first_points`` if there was none yet."""
@@ -54,7 +54,7 @@ class Efficiency:
     """``throughput`` if the score alone would give a better rating, otherwise None."""
 
 
-def baseline(points: Points) -> Baseline | None:
+def baseline(points: Points) -> UsualThroughput | None:
     """Return None for fewer than `FEWEST_POINTS` usable points."""
     usable = [(at, value) for at, value in points if math.isfinite(value) and value > 0]
     every = min((after - before for (before, _), (after, _) in itertools.pairwise(usable)), default=0.0)
@@ -76,15 +76,15 @@ def _is_stable(values: list[float]) -> bool:
     return tenths[-1] - tenths[0] <= _STABLE_SPREAD * statistics.median(values)
 
 
-def _median_of(points: Points, of: str) -> Baseline:
+def _median_of(points: Points, of: str) -> UsualThroughput:
     return _over(points, statistics.median(value for _, value in points), of)
 
 
-def _over(points: Points, value: float, of: str) -> Baseline:
-    return Baseline(value, of, whole_second(points[0][0]), whole_second(points[-1][0]), len(points))
+def _over(points: Points, value: float, of: str) -> UsualThroughput:
+    return UsualThroughput(value, of, whole_second(points[0][0]), whole_second(points[-1][0]), len(points))
 
 
-def target(value: float | None, points: Points) -> Baseline | None:
+def target(value: float | None, points: Points) -> UsualThroughput | None:
     if value is None or not math.isfinite(value) or value <= 0 or not points:
         return None
     return _over(points, value, "target")

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from trainmedic_core import duration
 from trainmedic_server.ports.metric_history import MetricSeries, Points
-from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
+from trainmedic_server.reports.anomalies import AnomalousGpu, AnomalyRecord
 from trainmedic_server.reports.points import whole_second
 
 MOST_NAMED = 8  # GPUs named for an anomaly. All are counted.
@@ -69,7 +69,7 @@ def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
 
 def anomalies(
     bound: GpuBound, counts: Points, worst: Sequence[MetricSeries], every: float, window: float
-) -> list[Anomaly]:
+) -> list[AnomalyRecord]:
     """Interpret the answers to `queries`. Up to two windows without training, as for a checkpoint, end no anomaly."""
     found = []
     for points in _adjacent(counts, 2 * window + every):
@@ -87,7 +87,7 @@ def anomalies(
             worst=f"{first.worst:.3g}",
             gpu=f"{first.uuid} on {first.node}" if first.node else first.uuid,
         )
-        found.append(Anomaly(bound.kind, since, until, first.worst, bound.limit, summary, gpus, gpu_count=most))
+        found.append(AnomalyRecord(bound.kind, since, until, first.worst, bound.limit, summary, gpus, gpu_count=most))
     return found
 
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainmedic_server.reports.anomalies import Anomaly
+from trainmedic_server.reports.anomalies import AnomalyRecord
 from trainmedic_server.reports.bottleneck import MemoryUse, StepShares, Straggler
 from trainmedic_server.reports.cpu_use import CpuUse
-from trainmedic_server.reports.efficiency import Baseline
+from trainmedic_server.reports.efficiency import UsualThroughput
 from trainmedic_server.reports.goodput import ProgressPoints
 from trainmedic_server.reports.points import Spread
 
@@ -23,11 +23,11 @@ class JobFigures:
     memory: Spread | None = None
     throughput: Spread | None = None
     unit: str | None = None  # Of `throughput`.
-    baseline: Baseline | None = None
+    baseline: UsualThroughput | None = None
     shares: StepShares | None = None
     straggler: Straggler | None = None
     memory_use: MemoryUse = field(default_factory=MemoryUse)
-    anomalies: Sequence[Anomaly] = ()
-    gpu_anomalies: Sequence[Anomaly] | None = None
+    anomalies: Sequence[AnomalyRecord] = ()
+    gpu_anomalies: Sequence[AnomalyRecord] | None = None
     """None if utilisation and memory use are unknown."""
     cpu: CpuUse | None = None

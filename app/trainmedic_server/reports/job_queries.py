@@ -19,10 +19,10 @@ from trainmedic_server.domain.promql import quoted
 from trainmedic_server.errors import MetricsUnavailable
 from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries, Points
 from trainmedic_server.reports import anomalies, cpu_use, efficiency, gpu_anomalies, points
-from trainmedic_server.reports.anomalies import Anomaly
+from trainmedic_server.reports.anomalies import AnomalyRecord
 from trainmedic_server.reports.bottleneck import MemoryUse, Straggler, step_shares
 from trainmedic_server.reports.cpu_use import CpuUse
-from trainmedic_server.reports.efficiency import Baseline
+from trainmedic_server.reports.efficiency import UsualThroughput
 from trainmedic_server.reports.goodput import ProgressPoints
 from trainmedic_server.reports.gpu_anomalies import GpuBound
 from trainmedic_server.reports.job_figures import JobFigures
@@ -171,7 +171,7 @@ class JobQueries:
     def _gpu_interval(self) -> timedelta:
         return max(self._every, _interval(self._end - self._begin, self._scrape_interval, _GPU_INTERVALS))
 
-    async def _gpu_anomalies(self, bound: GpuBound, metric: str, job_gpus: str) -> list[Anomaly]:
+    async def _gpu_anomalies(self, bound: GpuBound, metric: str, job_gpus: str) -> list[AnomalyRecord]:
         every = self._gpu_interval
         window = max(every, timedelta(seconds=bound.lasting))
         # Its maximum and minimum cover the same window as the condition.
@@ -194,7 +194,7 @@ class JobQueries:
                 return {"throughput": measured, "unit": f"{amount}/s", "baseline": await self._baseline(amount)}
         return {}
 
-    async def _baseline(self, amount: str) -> Baseline | None:
+    async def _baseline(self, amount: str) -> UsualThroughput | None:
         declared = await self._first_series(f"max(last_over_time(training_target_{amount}_per_second{{$job}}[$every]))")
         target = efficiency.target(declared[-1][1] if declared else None, declared)
         if target is not None:
@@ -242,7 +242,7 @@ class JobQueries:
             "memory_use": MemoryUse(most.get("cuda"), most.get("host"), points.rise(retries, is_from_zero=False)),
         }
 
-    async def _anomalies(self) -> list[Anomaly]:
+    async def _anomalies(self) -> list[AnomalyRecord]:
         answers = await asyncio.gather(*(self._series(bound.query) for bound in anomalies.BOUNDS))
         every = self._every.total_seconds()
         return [

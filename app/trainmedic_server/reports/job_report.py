@@ -8,10 +8,10 @@ from trainmedic_logs.domain.known_finding import KnownFinding
 from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports import anomalies, bottleneck, efficiency, goodput
-from trainmedic_server.reports.anomalies import Anomaly
+from trainmedic_server.reports.anomalies import AnomalyRecord
 from trainmedic_server.reports.bottleneck import Bottleneck, StepShares
 from trainmedic_server.reports.cpu_use import CpuUse
-from trainmedic_server.reports.efficiency import Baseline, Efficiency
+from trainmedic_server.reports.efficiency import Efficiency, UsualThroughput
 from trainmedic_server.reports.error_events import NETWORK, NOTHING_READ, OUT_OF_MEMORY, ErrorCount, error_count
 from trainmedic_server.reports.evaluations import NONE_REPORTED, EvaluationRecord, evaluation_records
 from trainmedic_server.reports.failures import RESTARTED, FailureRecord, failures_of, moments
@@ -55,12 +55,12 @@ class JobReport:
     gpu_memory: Spread | None
     throughput: Spread | None
     throughput_unit: str | None
-    baseline: Baseline | None
+    baseline: UsualThroughput | None
     efficiency: Efficiency | None
     goodput: Goodput | None
     step_shares: StepShares | None
     bottleneck: Bottleneck | None
-    anomalies: tuple[Anomaly, ...]
+    anomalies: tuple[AnomalyRecord, ...]
     anomaly_count: int | None
     failures: tuple[FailureRecord, ...]
     failure_count: int

@@ -9,14 +9,14 @@ import pytest
 
 from trainmedic_server.ports.metric_history import Points
 from trainmedic_server.reports import points as figures
-from trainmedic_server.reports.anomalies import BOUNDS, Anomaly, anomalies
+from trainmedic_server.reports.anomalies import BOUNDS, AnomalyRecord, anomalies
 from trainmedic_server.reports.bottleneck import LogHints, MemoryUse, StepShares, Straggler, bottleneck, step_shares
 from trainmedic_server.reports.efficiency import baseline, efficiency
 
 BOUND = {bound.kind: bound for bound in BOUNDS}
 
 
-def seconds(anomaly: Anomaly) -> tuple[float, float]:
+def seconds(anomaly: AnomalyRecord) -> tuple[float, float]:
     return anomaly.since.timestamp(), anomaly.until.timestamp()
 
 
