@@ -83,7 +83,6 @@ def test_a_place_that_can_be_no_archive_ends_with_2(tmp_path: Path, archive: str
 
 
 def test_a_refusal_after_some_parts_have_begun_says_only_its_reason(tmp_path: Path) -> None:
-    """What has begun is ended."""
     named = {"TRAINMEDIC_SLACK_BOT_TOKEN": "xoxb-a", "TRAINMEDIC_SLACK_APP_TOKEN": "xapp-a"}
     named["TRAINMEDIC_NOTIFY_URLS"] = "oncall=json://127.0.0.1:1/"
     file = tmp_path / "slack.yaml"

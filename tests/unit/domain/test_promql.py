@@ -98,7 +98,7 @@ def test_a_text_without_end_is_read_once() -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(None, "None"), (True, "true"), (2, "2")])
 def test_a_value_in_a_query_is_a_labels_text(value: object, text: str) -> None:
-    """Without a value it is not empty, which would match series that lack the label."""
+    # Not empty without a value: that would match series that lack the label.
     made = quoted_query.compiled('a{b="{{ vars.x }}"}', lambda template: evaluation.compile_text(template, "query"))
     assert isinstance(made, quoted_query.QuotedQuery)
     assert made.rendered({"vars": {"x": value}}) == f'a{{b="{text}"}}'
