@@ -82,6 +82,16 @@ def test_a_place_that_can_be_no_archive_ends_with_2(tmp_path: Path, archive: str
     assert not (tmp_path / "state").exists()
 
 
+def test_a_refusal_after_some_parts_have_begun_says_only_its_reason(tmp_path: Path) -> None:
+    named = {"TRAINMEDIC_SLACK_BOT_TOKEN": "xoxb-a", "TRAINMEDIC_SLACK_APP_TOKEN": "xapp-a"}
+    named["TRAINMEDIC_NOTIFY_URLS"] = "oncall=json://127.0.0.1:1/"
+    file = tmp_path / "slack.yaml"
+    refused = serve(tmp_path, "--port", str(free_port()), "--slack", str(file), **named)
+    assert refused.returncode == 2
+    assert f"--slack: cannot read {file}" in refused.stderr
+    assert "never awaited" not in refused.stderr
+
+
 def test_without_tokens_it_does_not_listen_beyond_loopback(tmp_path: Path) -> None:
     """The message says what to give."""
     refused = serve(tmp_path, "--host", "0.0.0.0")

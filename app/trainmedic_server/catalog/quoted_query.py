@@ -32,13 +32,18 @@ class QuotedQuery(Struct, frozen=True):
 
     def rendered(self, scope: Mapping[str, Any]) -> str:
         """Raises ExpressionError."""
-        made = [
-            piece if isinstance(piece, str) else promql.escaped(as_text(piece.evaluate(scope))) for piece in self.pieces
-        ]
-        query = "".join(made)
+        query = "".join(
+            piece if isinstance(piece, str) else promql.escaped(_written(piece.evaluate(scope)))
+            for piece in self.pieces
+        )
         if len(query) > promql.LONGEST_QUERY:
             raise ExpressionError(f"the query is longer than {promql.LONGEST_QUERY} characters")
         return query
+
+
+def _written(value: Any) -> str:
+    # An empty text would match series without the label.
+    return "None" if value is None else as_text(value)
 
 
 def compiled(text: str, compile_template: Callable[[str], Template]) -> QuotedQuery | str:

@@ -9,11 +9,13 @@ from trainmedic_logs.domain.known_finding import FindingAlert, KnownFinding
 from trainmedic_logs.lines.rule import LogRule
 from trainmedic_logs.rules.alert_decisions import rule_labels
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.identity import INDEX_LABELS, JOB_LABELS, NODE_LABELS, UUID_LABELS
+from trainmedic_server.domain.identity import INDEX_LABELS, JOB_LABELS, NODE_LABELS, PCI_LABELS, UUID_LABELS
 
 _LONGEST_RANKS = 1000  # characters
 _TARGET_LABELS = frozenset(  # also with Prometheus's prefix for conflicts
-    name for plain in (*UUID_LABELS, *INDEX_LABELS, *NODE_LABELS, *JOB_LABELS) for name in (plain, f"exported_{plain}")
+    name
+    for plain in (*UUID_LABELS, *INDEX_LABELS, *PCI_LABELS, *NODE_LABELS, *JOB_LABELS)
+    for name in (plain, f"exported_{plain}")
 ) | {"instance", "namespace", "pod", "exported_instance", "exported_namespace", "exported_pod", CLAIMED_JOB}
 
 

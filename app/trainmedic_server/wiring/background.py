@@ -69,5 +69,5 @@ async def prune_for_ever(
 
 
 def run_in_background(stack: contextlib.AsyncExitStack, *loops: Loop) -> None:
-    for work, name in loops:
-        stack.push_async_callback(end_tasks, [asyncio.create_task(work, name=name)])
+    """Start these loops; end them together when the stack unwinds."""
+    stack.push_async_callback(end_tasks, [asyncio.create_task(work, name=name) for work, name in loops])

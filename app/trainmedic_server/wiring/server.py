@@ -301,11 +301,12 @@ class TrainmedicServer:
         messages = await notifications.message_loops(
             settings, store, notifier, clock, metrics, lambda: catalog.problems
         )
+        run_in_background(stack, *messages)  # before what may raise and leave them unawaited
         in_slack = slack_loops(settings, store, engine, metrics, stack)
         after = await listener_loops(settings, store, catalog, engine.admit, prometheus, clock, metrics, stack)
         pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention), self._archive)
         upkeep = ((catalog.watch(), "playbooks"), (pruning, "retention"), (metrics.watch_event_loop(), "event loop"))
-        run_in_background(stack, *messages, *upkeep, *in_slack, *after)
+        run_in_background(stack, *upkeep, *in_slack, *after)
 
     def _start_service_watches(
         self, stack: contextlib.AsyncExitStack, alertmanager: AlertmanagerApi | None, prometheus: PrometheusApi | None

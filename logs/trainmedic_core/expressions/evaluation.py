@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jinja2
 
 from trainmedic_core.errors import ExpressionError
-from trainmedic_core.expressions import template_syntax, work_meter
+from trainmedic_core.expressions import sandbox, template_syntax, work_meter
 from trainmedic_core.expressions.template_syntax import SyntaxTree
 from trainmedic_core.problems import cut, shown
 
@@ -74,9 +74,7 @@ class TextTemplate:
 
 def as_text(value: Any) -> str:
     """Write booleans as YAML does, and None as empty text."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value is None else str(value)
+    return "" if value is None else sandbox.written(value)
 
 
 def _check_length(length: int) -> None:

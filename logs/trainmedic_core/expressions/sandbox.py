@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 import jinja2
-from jinja2 import nodes, sandbox
+from jinja2 import sandbox
 from jinja2.runtime import Context, LoopContext
 
 from trainmedic_core import duration
@@ -188,6 +188,10 @@ def _count_method(meter: work_meter.WorkMeter, text: str, method: str, args: Seq
         meter.spend_on_text(text.count(args[0]) * len(args[1]))
 
 
+def written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)  # as YAML does
+
+
 # --- filters and tests ------------------------------------------------------------------------------
 
 
@@ -248,21 +252,22 @@ def _sum(environment: jinja2.Environment, value: Any, attribute: str | int | Non
     return jinja2.filters.sync_do_sum(environment, value, attribute, start)
 
 
-@jinja2.pass_eval_context
-def _join(context: nodes.EvalContext, value: Any, d: Any = "", attribute: str | int | None = None) -> str:
+@jinja2.pass_environment
+def _join(environment: jinja2.Environment, value: Any, d: Any = "", attribute: str | int | None = None) -> str:
     separator = str(d)
     work_meter.current().spend_on_text(len(value) * len(separator))
-    return jinja2.filters.sync_do_join(context, value, separator, attribute)
+    members = value if attribute is None else map(jinja2.filters.make_attrgetter(environment, attribute), value)
+    return separator.join(map(written, members))
 
 
 def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    text, before, after = str(value), str(old), str(new)
+    text, before, after = written(value), str(old), str(new)
     _count_method(work_meter.current(), text, "replace", (before, after))
     return text.replace(before, after, -1 if count is None else count)
 
 
 def _trim(value: Any, chars: str | None = None) -> str:
-    text = str(value)
+    text = written(value)
     work_meter.current().spend_on_search(text, chars or "")
     return text.strip(chars)
 
@@ -276,7 +281,7 @@ def _contains(value: Any, values: Any) -> bool:
 def _urlencode(value: Any) -> str:
     if isinstance(value, jinja2.Undefined):
         str(value)  # raises, as for every use of an undefined value
-    return quote(value if isinstance(value, str) else str(value), safe="")
+    return quote(written(value), safe="")
 
 
 def _tojson(value: Any) -> str:
@@ -329,13 +334,13 @@ def _loop(values: Any, steps: int) -> list[Any]:
 
 def _concatenate(values: list[Any]) -> str:
     work_meter.current().weigh(values)
-    return "".join(map(str, values))
+    return "".join(map(written, values))
 
 
 @jinja2.pass_context
-def _finalize(context: Context, value: Any) -> Any:
+def _finalize(context: Context, value: Any) -> str:
     work_meter.current().weigh(value)
-    return str(value).lower() if isinstance(value, bool) else value  # as `evaluation.as_text`
+    return written(value)
 
 
 def _environment() -> _Environment:
@@ -344,7 +349,7 @@ def _environment() -> _Environment:
     )
     environment.globals.clear()
     filters: dict[str, Callable[..., Any]] = {name: environment.filters[name] for name in _FILTERS}
-    filters.update(join=_join, replace=_replace, round=_round, sum=_sum, trim=_trim)
+    filters.update(join=_join, replace=_replace, round=_round, string=written, sum=_sum, trim=_trim)
     filters.update(urlencode=_urlencode, tojson=_tojson, duration=_duration, number=_number, time=_time)
     environment.filters = {name: _metered(each, is_lazy=name in _LAZY_FILTERS) for name, each in filters.items()}
     environment.filters.update({WEIGH: _weigh, LOOP: _loop, CONCATENATE: _concatenate})

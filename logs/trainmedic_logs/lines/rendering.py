@@ -27,7 +27,7 @@ def text_of(template: str, scope: Mapping[str, Any]) -> str | None:
     if not evaluation.is_template(template):
         return template
     try:
-        return str(_compiled(template).evaluate({**scope, **FUNCTIONS}))
+        return evaluation.as_text(_compiled(template).evaluate({**scope, **FUNCTIONS}))
     except (errors.ExpressionError, Malformed):
         return None
 

@@ -111,6 +111,23 @@ def test_the_filters_that_are_added() -> None:
     assert render("{{ 5400 | duration }}") == "1h30m"
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "it is {{ 1 > 2 }}",
+        "{{ 'it is ' ~ (1 > 2) }}",
+        "{{ 'it is ' ~ (1 > 2) | string }}",
+        "{{ ['it is', 1 > 2] | join(' ') }}",
+        "{{ [{'a': 'it is'}, {'a': 1 > 2}] | join(' ', 'a') }}",
+        "it is {{ (1 > 2) | urlencode }}",
+        "it is {{ (1 > 2) | trim }}",
+        "it is {{ (1 > 2) | replace('x', 'y') }}",
+    ],
+)
+def test_a_truth_value_becomes_text_as_in_yaml(template: str) -> None:
+    assert render(template) == "it is false"
+
+
 def test_a_text_that_grows_without_end_is_cut_off() -> None:
     """By an error, not by a cut text."""
     with pytest.raises(errors.ExpressionError, match="over 65536"):

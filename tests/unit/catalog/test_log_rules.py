@@ -12,6 +12,7 @@ import pytest
 
 from trainmedic_core import yaml_files
 from trainmedic_logs.domain.finding import CauseClass, Role
+from trainmedic_logs.lines import rendering
 from trainmedic_logs.lines.rule import LogRule
 from trainmedic_logs.rules import log_rule_roots
 from trainmedic_logs.rules.log_rule_form import log_rule_schema
@@ -93,6 +94,11 @@ def test_each_mistake_is_told_with_its_place(change: tuple[str, str], problem: s
     """Line and column of what is wrong, and the nearest right word."""
     told = problems(GOOD.replace(*change))
     assert any(each.startswith(problem) for each in told), told
+
+
+def test_a_truth_value_in_a_label_is_written_as_in_yaml() -> None:
+    read = rule(GOOD.replace("fields.gpu", "fields.gpu == '3'"))
+    assert rendering.labels_of(read, {"gpu": "3"}) == {"gpu_name": "true"}
 
 
 def test_a_wrong_rule_does_not_take_the_others_with_it() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from trainmedic_core.expressions import evaluation
 from trainmedic_server.catalog import quoted_query
 from trainmedic_server.domain.promql import NOT_A_NUMBER, Comparison, QuoteScan, comparisons, escaped, narrowed
 
@@ -93,6 +94,14 @@ def test_a_text_without_end_is_read_once() -> None:
     """Else each of its escaped quotes begins another search for the end."""
     assert comparisons('a > "' + '\\"' * 5000) == [Comparison("a", ">", None)]
     assert lines_run(lambda: comparisons('a > "' + '\\"' * 5000)) < 200
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "None"), (True, "true"), (2, "2")])
+def test_a_value_in_a_query_is_a_labels_text(value: object, text: str) -> None:
+    # Not empty without a value: that would match series that lack the label.
+    made = quoted_query.compiled('a{b="{{ vars.x }}"}', lambda template: evaluation.compile_text(template, "query"))
+    assert isinstance(made, quoted_query.QuotedQuery)
+    assert made.rendered({"vars": {"x": value}}) == f'a{{b="{text}"}}'
 
 
 def test_many_templates_of_a_query_are_found_in_one_pass() -> None:

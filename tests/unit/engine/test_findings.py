@@ -288,7 +288,16 @@ async def test_what_the_presences_say_is_forgotten_with_redis(world: FindingWorl
 
 def test_labels_that_name_a_target_are_not_the_rules_to_give() -> None:
     """Whatever a rule says."""
-    labels = {"node": "a", "UUID": "b", "exported_node": "c", "job_name": "d", "instance": "e", "pod": "f", "xid": "79"}
+    labels = {
+        "node": "a",
+        "UUID": "b",
+        "exported_node": "c",
+        "job_name": "d",
+        "instance": "e",
+        "pod": "f",
+        "bus_id": "g",
+        "xid": "79",
+    }
     rule = RULES.by_name["gpu-xid"]
     assert rule.alert is not None
     generous = replace(rule, alert=replace(rule.alert, labels=dict.fromkeys(labels, "x")))

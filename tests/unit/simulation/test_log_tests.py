@@ -21,7 +21,7 @@ contains: ["out of memory"]
 match: ['out of memory on GPU (?P<gpu>\\d+)']
 role: root
 cause: gpu_memory
-alert: {name: OutOfMemory, labels: {gpu_index: "{{ fields.gpu }}"}, until: 1m}
+alert: {name: OutOfMemory, labels: {device: "{{ fields.gpu }}"}, until: 1m}
 ---
 playbook: tell
 on: {alert: OutOfMemory}
@@ -73,7 +73,7 @@ tests:
       - {at: 22m, source: training, rank: 5, text: all is well}
     expect:
       - {at: 10s, findings: [{rule: oom, count: 9, ranks: 0-8, over: true}], alerts: [{name: Other}]}
-      - {at: 5m, findings: [], alerts: [{name: OutOfMemory, labels: {gpu_index: "4"}, over: true}]}
+      - {at: 5m, findings: [], alerts: [{name: OutOfMemory, labels: {device: "4"}, over: true}]}
       - {findings: [{rule: oom, target: "gpu:x/1", role: cascade, fields: {gpu: "9"}}], verdict: {cause: hang, node: n}}
 """
 
@@ -135,7 +135,7 @@ tests:
     expect:
       - at: 30s
         findings: [{rule: oom, target: job:llm-1, count: 2, ranks: [2, 5], over: false, fields: {gpu: "1"}}]
-        alerts: [{name: OutOfMemory, labels: {job_name: llm-1, gpu_index: "1", source: log}, over: false}]
+        alerts: [{name: OutOfMemory, labels: {job_name: llm-1, device: "1", source: log}, over: false}]
         calls: [{action: notify}]
       - findings: [{rule: oom, over: true}, {rule: oom, count: 1}]
         calls: [notify, notify]
