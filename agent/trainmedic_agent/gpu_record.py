@@ -41,7 +41,7 @@ class KnownGpu(Struct, frozen=True):
     def as_read(self, reading: GpuReading) -> KnownGpu:
         """Return the GPU after a reading, without its errors if it was reset."""
         energy = self.energy_mj if reading.energy_mj is None else reading.energy_mj
-        # The driver may stop reporting an action; then the last one stays.
+        # The driver may stop reporting an action; then a reset that it asked for stays.
         asked_for = self.recovery_action if self.recovery_action in _RESETS else None
         action = reading.recovery_action or asked_for
         was_counter_reset = energy is not None and self.energy_mj is not None and energy < self.energy_mj
@@ -83,7 +83,7 @@ class GpuRecord:
                 fresh = Counter(counts) - Counter(self._counted.get(uuid, {}))
                 if fresh and uuid in gpus:
                     gpus[uuid] = replace(gpus[uuid], xids=dict(Counter(gpus[uuid].xids) + fresh))
-            # Those of a GPU that the driver does not list yet count once it does.
+            # XIDs of a GPU that the driver does not list yet are counted when it does.
             self._counted = {**self._counted, **{uuid: counts for uuid, counts in xids.items() if uuid in gpus}}
             self._gpus = gpus
             self._write()
@@ -95,7 +95,7 @@ class GpuRecord:
                 return False
             self._journal.write(lambda connection: connection.execute("DELETE FROM gpu_record WHERE gpu = ?", (uuid,)))
             self._gpus = {gpu: known for gpu, known in self._gpus.items() if gpu != uuid}
-            # Changes of other GPUs that could not be written stay unwritten.
+            # Failed writes for other GPUs stay due.
             self._written = {gpu: known for gpu, known in self._written.items() if gpu != uuid}
             return True
 

@@ -68,7 +68,7 @@ class WorkerQueue:
                 self._log_error()
                 seconds = _PAUSE_AFTER_ERROR
             if seconds is not None:
-                wait = min(wait, max(seconds, 0.0))  # none after a task: a command may have arrived while it ran
+                wait = min(wait, max(seconds, 0.0))  # 0 after a task: a command may have arrived
         return wait
 
     def _next(self, wait: float) -> AcceptedCommand | None:

@@ -1,6 +1,6 @@
 """State of jobs: present, ended or gone.
 
-A job is **gone** if its launcher gave it up, or if both are silent and no end was reported.
+A job is **gone** if its launcher gave it up, or if job and launcher are silent without a reported end.
 """
 
 from __future__ import annotations
@@ -73,9 +73,7 @@ def after_silence(life: JobLife, now: datetime) -> LifeChange | None:
 
 
 def after_notice(life: JobLife | None, notice: Notice, is_of_launcher: bool, now: datetime) -> LifeChange | None:
-    """Return None if its time is too far from now, or it is repeated or of an earlier process. A launcher's is about an
-    attempt.
-    """
+    """Return None if its time is too far from now, or it is repeated or of an earlier process."""
     known = life if life is not None else JobLife(notice.job, LifeState.PRESENT, now)
     if abs(now - notice.at) > OLDEST_NOTICE:
         return None

@@ -46,7 +46,7 @@ def initial_steps(
 
 def why_without_target(run: Run, state: StepState) -> str | None:
     if state.target is None or run.also:
-        return None  # else it works on the jobs, which are the run's further targets
+        return None  # a step with `target` works on the jobs, which are the run's further targets
     return f"no job runs on {run.target.node if run.target else 'an unknown node'}"
 
 
@@ -82,12 +82,11 @@ def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | str | No
     """Return the first step that is not final: in ``on_failure`` after a failure, otherwise in the regular phases and
     ``on_success``.
 
-    `failed` is the failed step, or why a group failed. Final phases continue after a failed action, but not after a
-    rejection or a timed-out wait, on which later steps depend.
+    `failed` is the failed step, or why a group failed. Phases of `_ENDS` continue after a failed action, but not after
+    a rejection or a timed-out wait, on which later steps depend.
     """
-    phases = (
-        ("on_failure",) if failed is not None else (APPROVAL, "steps", "on_success", ON_LIMITED)
-    )  # a run with ON_LIMITED has no other
+    # A run with steps in ON_LIMITED has no others.
+    phases = ("on_failure",) if failed is not None else (APPROVAL, "steps", "on_success", ON_LIMITED)
     for state in run.steps:
         if state.phase not in phases:
             continue

@@ -22,8 +22,8 @@ _STEP = re.compile(
 )
 _LAUNCHER_WORDS = re.compile(
     rb"FAILED|ChildFailed|exitcode|Root Cause|return code|exit status|Signals|srun: error|CANCELLED|OMP_NUM|WORLD INFO"
-    rb"|elastic|restart"
-)
+    rb"|elastic|[Rr]estart"
+)  # a quick test: each pattern of a launcher above contains one
 _SEARCHED_BYTES = 2048
 
 

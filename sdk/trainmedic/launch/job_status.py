@@ -15,8 +15,8 @@ from typing import Any
 from trainmedic.job.status_file import FILE_NAME
 from trainmedic.launch.causes import Reached
 
-_LARGEST = 4096
-_MOST_STEPS = 10**15
+_LARGEST = 4096  # bytes; a longer file is unreadable
+_MOST_STEPS = 10**15  # others read as -1, none
 _ID = re.compile(r"[0-9a-f-]{36}\Z")
 
 

@@ -114,7 +114,7 @@ class CarriedState:
         if missing:
             log.warning("the checkpoint holds carried state that is no longer there: %s", _listed(missing))
         present = self.take()
-        # Without values that cannot be read again, or are again those at `attach`.
+        # `take` leaves out what it cannot read, and numbers that equal those at `attach`.
         shared = [name for name in held if name in present and name not in missing]
         different = [name for name in shared if not carried_values.is_same(held[name], present[name])]
         compared = len(shared)
@@ -300,6 +300,7 @@ def _is_part(value: Any) -> bool:
         return bool(value) and all(_is_part(each) for each in value.values())
     if isinstance(value, (list, tuple)):
         return bool(value) and all(_is_part(each) for each in value)
+    # `StateParts` refuses a class.
     return isinstance(value, type) or callable(getattr(value, "state_dict", None))
 
 

@@ -77,6 +77,7 @@ def test_of_many_attempts_the_newest_are_read(tmp_path: Path) -> None:
         # torchrun starts its processes again by itself, and says so twice.
         ([STEP.format(9), "[default] Worker group FAILED. 2/3 attempts left; will restart worker group",
           "  restart_count=1", STEP.format(5)], [1]),
+        (["ChildFailedError", "[default] Restarting worker group"], [1]),
         # The records tell.
         (['{"attempt": 1, "step": 5}', '{"attempt": 2, "step": 6}', '{"attempt": 2, "step": 7}'], [1]),
         # After a failure the steps go back to the checkpoint; those of a node that was not told yet do not.

@@ -1,4 +1,4 @@
-"""Writes not sent to the database yet, combined for units that share a transaction."""
+"""Writes not sent to the database yet, combined for units of work that share a transaction."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class PendingWrites:
         self.playbooks: dict[tuple[str, str], tuple[str, datetime]] = {}  # Text and time by name and version.
         self.time_gaps: list[TimeGap] = []
         self.controls: Controls | None = None
-        self.fingerprints: set[str] = set()  # Of alerts and links.
-        self.targets: set[tuple[str, str]] = set()  # (playbook, target key) of runs.
+        self.fingerprints: set[str] = set()  # Of alerts and links: reads of these flush first.
+        self.targets: set[tuple[str, str]] = set()  # (playbook, target key) of runs; as `fingerprints`.
 
     def __bool__(self) -> bool:
         runs = self.added or self.saved or self.steps or self.groups or self.links or self.orders or self.events

@@ -48,8 +48,8 @@ class ShardedWaits(MeasuredCalls):
         """Return the measurement, or None unless only FSDP shards the model, over all ranks."""
         flat = [module for module in model.modules() if isinstance(module, FullyShardedDataParallel)]
         groups = list(_groups_of(model))
-        # With both kinds, other parallelism, or reduction by the loop, ranks wait in places that are not measured. The
-        # same holds for the gathering by a `FullyShardedDataParallel` around this model.
+        # With both kinds, other parallelism, or reduction by the loop, ranks wait in places that are not measured. A
+        # flat module inside another model may have an unknown outer one, whose gathering is not measured.
         is_flat = isinstance(model, FullyShardedDataParallel)
         if is_flat == bool(groups) or bool(flat) != is_flat or (groups and not _all_are_sharded(model)):
             return None
