@@ -56,7 +56,7 @@ _OF_CALLS = frozenset(
 _REFUSED = re.compile(r"\[Errno 61\] Connection refused")
 _QUOTES_A_PATH = re.compile(r"['\"]/")
 _NAMES_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
-_OF_MACHINE = re.compile(r"\[Errno (?:2[34]|133)\]|[Tt]oo many open files")
+_OF_MACHINE = re.compile(r"\[Errno (?:2[34]|105|133)\]|[Tt]oo many open files")
 _SQL_ERRORS = re.compile(r"^(?:no such (?:table|column|function)|near \"|\w+ \w+ already exists|table \S+ has)")
 _NPU_CODE = re.compile(r"\berror code(?: is|[:=]) ?(\d{6})\b")
 # Error codes of Ascend's runtime (``acl/error_codes``).
