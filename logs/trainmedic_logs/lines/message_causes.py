@@ -142,7 +142,7 @@ _BY_WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"|Driver/library version mismatch|Found no NVIDIA driver|can't start new thread"
             r"|CUDA driver initialization failed|system not yet initialized|\b[Nn]o (?:GPU|NPU|HPU"
             r"|accelerator)s? found"
-            r"|^Unable to initialize backend '\w+': (?:UNAVAILABLE|FAILED_PRECONDITION|INTERNAL|UNKNOWN|ABORTED|DEADLINE)"
+            r"|^Unable to initialize backend '\w+': (?:UNAVAILABLE|FAILED_PRECONDITION|INTERNAL|UNKNOWN|ABORTED)"
             r"|\bTPU initialization failed"
         ),
         CauseClass.NODE,
