@@ -52,7 +52,7 @@ def is_of_one_node(text: str) -> bool:
     return len(stripped) <= _LONGEST_PCI and (is_index(stripped) or normal_pci(stripped) is not None)
 
 
-_UUID = re.compile("(?:gpu|mig)-[0-9a-f-]+|[0-9a-f]+-[0-9a-f-]+|[0-9a-f]{32}")
+_UUID = re.compile("(?:gpu|mig)-[0-9a-f-]+|[0-9a-f]{8}-[0-9a-f-]+|[0-9a-f]{32}")  # not ``a100-40``
 
 
 def may_be_name(text: str) -> bool:

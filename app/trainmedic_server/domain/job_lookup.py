@@ -13,6 +13,7 @@ from trainmedic_core import gpu_names
 from trainmedic_server.domain import job_place, target_resolution
 from trainmedic_server.domain.alert_labels import AlertLabels
 from trainmedic_server.domain.identity import Unresolved
+from trainmedic_server.domain.node_evidence import NodeEvidence
 from trainmedic_server.domain.topology import Jobs, Topology
 
 OF_THE_ALERT = "alert"  # in gpu:alert: the GPU that the alert names
@@ -104,7 +105,10 @@ def _key_of_alert(labels: Mapping[str, str], topology: Topology) -> str | Unreso
             return node
     if not gpu_names.is_of_one_node(gpu):
         return gpu_names.key(gpu)
-    node = target_resolution.node_named_by(labels, topology)
+    evidence = NodeEvidence(AlertLabels(labels), topology)
+    if (counted := target_resolution.counted_by_pod(gpu, evidence)) is not None:
+        return counted
+    node = evidence.node()
     return node if isinstance(node, Unresolved) else gpu_names.key(gpu, node)
 
 

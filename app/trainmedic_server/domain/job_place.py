@@ -64,7 +64,7 @@ def pod_elsewhere(key: str, labels: AlertLabels, topology: Topology) -> Unresolv
     gpu = topology.agents.gpus_by_key.get(key)
     for name in pods_named(labels) if gpu is not None else ():
         pod = topology.cluster.pods_by_full_name.get(name)
-        if pod is None or pod.job is None or gpu is None:
+        if pod is None or pod.job is None or not pod.node or gpu is None:
             continue
         node, place = topology.known.name_of(gpu.node), topology.known.name_of(pod.node)
         if node != place:

@@ -42,7 +42,6 @@ _ARCHITECTURE = re.compile("x86_64|amd64|i[3-6]86|aarch64.*|arm.*|ppc64.*|s390x|
 # Their values are no machines that an alert is about, or are judged elsewhere.
 _NO_RIVALS = re.compile(
     "alertname|severity|alertgroup|(exported_)?(instance|job|namespace|pod|container|service|uuid|cluster)|monitor|ruler|"
-    "agent_hostname|"  # the collector's
     "receive|(.*_)?replica|.*prometheus.*|trainmedic.*"
 )
 _LONGEST_NAME = 255  # characters of a label's name
@@ -427,6 +426,15 @@ class NodeEvidence:
         if pod is None or self._instance is None:
             return None
         return pod if self._instance.host in (pod.name, *pod.addresses) else None
+
+    def measuring_workload(self) -> Pod | None:
+        # A job's pod that the alert was scraped from. In the host's network the address tells nothing.
+        instance = self._instance
+        if instance is None or instance.nodes:
+            return None
+        pod = self._pod_at(instance.host) or self._pod_of(instance.host)
+        is_workload = pod is not None and not pod.is_per_node and (pod.job is not None or pod.gpus > 0)
+        return pod if is_workload else None
 
     def _workloads(self) -> Iterator[tuple[Pod, Label]]:
         exported = self._named_pod("exported_namespace", "exported_pod")

@@ -16,6 +16,7 @@ from trainmedic_server.domain.node_names import is_address
 from trainmedic_server.domain.topology import Topology
 
 _MOST_HINTS = 3
+_LONGEST_INDEXES = 100  # characters
 _JOBSET = ("label_jobset_sigs_k8s_io_jobset_name",)
 
 
@@ -133,7 +134,10 @@ def _gpu(labels: AlertLabels, topology: Topology) -> Target | Unresolved:
     gpu = _named_gpu(labels)
     if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
         return gpu
-    node = NodeEvidence(labels, topology).node()
+    evidence = NodeEvidence(labels, topology)
+    if isinstance(gpu, str) and (counted := counted_by_pod(gpu, evidence)) is not None:
+        return counted
+    node = evidence.node()
     if isinstance(gpu, Unresolved) and isinstance(node, str):  # an index and an address may name the same card
         gpu = _named_gpu(labels, same=lambda name: topology.agents.uuid_key(name, node))
     if isinstance(gpu, Unresolved):
@@ -143,6 +147,14 @@ def _gpu(labels: AlertLabels, topology: Topology) -> Target | Unresolved:
     # Use the agent's spelling: two spellings of a UUID must not be two targets.
     reported = topology.agents.gpus_by_key.get(gpu_names.key(gpu)) if not gpu_names.is_of_one_node(gpu) else None
     return Target(TargetKind.GPU, node=node, gpu=gpu if reported is None else reported.uuid)
+
+
+# A container counts its own GPUs from 0.
+def counted_by_pod(gpu: str, evidence: NodeEvidence) -> Unresolved | None:
+    pod = evidence.measuring_workload() if gpu_names.is_index(gpu) else None
+    if pod is None:
+        return None
+    return Unresolved("target_unknown", f"pod {pod} counts its own GPUs; no label has the UUID or PCI address")
 
 
 def _named_gpu(labels: AlertLabels, same: Callable[[str], str] = gpu_names.key) -> str | Unresolved:
@@ -160,11 +172,24 @@ def _named_gpu(labels: AlertLabels, same: Callable[[str], str] = gpu_names.key) 
         gpu = _single(labels, PCI_LABELS, "GPU", same, lambda label: not gpu_names.normal_pci(label.value))
         if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
             gpu = _not_named((*others, *PCI_LABELS), "GPU")
-    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown" and (unusable := labels.of(INDEX_LABELS)):
+    unusable = [label for label in labels.of(INDEX_LABELS) if not gpu_names.may_be_name(label.value)]
+    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown" and unusable:
         gpu = Unresolved("target_unknown", f"{unusable[0]} is no index, PCI address or UUID of a GPU")
+    if isinstance(gpu, str) and (other := next((each for each in unusable if _has_other_index(each, gpu)), None)):
+        return Unresolved("target_ambiguous", f"the labels disagree on the GPU: {gpu!r}, {other}")
     if isinstance(gpu, Unresolved) and uuid is not None and gpu.reason == "target_unknown":
         return Unresolved("target_unknown", f"{uuids[0]} is a MIG instance, and no label names the card that it is on")
     return gpu
+
+
+# ``GPU 1``, ``nvidia1`` or ``0,1``, but no model.
+_INDEXES = re.compile(r"(?:/dev/)?(?:gpus?|card|nvidia|device|accel)?[ :#_-]*[0-9]{1,2}(?:[ ,;]+[0-9]{1,2})*")
+
+
+def _has_other_index(label: Label, gpu: str) -> bool:
+    text = label.value.strip().lower()[:_LONGEST_INDEXES]
+    is_numbered = gpu_names.is_index(gpu) and _INDEXES.fullmatch(text) is not None
+    return is_numbered and set(map(int, re.findall("[0-9]+", text))) != {int(gpu)}
 
 
 _JOB_OF_SET = re.compile("-.+-[0-9]+")

@@ -24,6 +24,7 @@ _CTIME = re.compile(r"\b[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\
 _SYSLOG = re.compile(r"^(?:<\d{1,3}>)?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d) ")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _SEARCHED_CHARACTERS = 120  # of up to 4 bytes each
+_STAMP_WITHIN = 30  # characters
 _HALF_A_YEAR = timedelta(days=180)
 _Numbers: TypeAlias = tuple[int, int, int, int, int, int, int]
 _TIME_OF_DAY = re.compile(rb"\d\d:\d\d:\d\d")
@@ -40,7 +41,7 @@ def of_line(raw: bytes, written: datetime) -> datetime | None:
 
 def with_year(raw: bytes) -> datetime | None:
     """Return the time if the line states its year too."""
-    head = _head(raw)
+    head = _head(raw)[:_STAMP_WITHIN]  # not the date of a build or a driver in the text
     return _first_time(_complete_times(head)) if head else None
 
 

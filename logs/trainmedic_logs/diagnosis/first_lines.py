@@ -247,6 +247,8 @@ def _waited_for_other(finding: Finding, roots: Sequence[Finding]) -> bool:
 
 
 def _is_of_unknown_pod(finding: Finding, facts: Facts) -> bool:
+    if finding.rule == "container-oom-killed" and "unit" in finding.fields:
+        return True  # a journal has all services of a machine
     listed = _LISTED_POD.search(finding.line) if finding.rule in _POD_RULES else None
     return listed is not None and (listed["a"] or listed["b"]) not in facts.nodes
 

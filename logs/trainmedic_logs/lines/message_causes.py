@@ -51,11 +51,12 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
 _WITHOUT_FILE = {16: None, 107: CauseClass.NETWORK, 108: CauseClass.NETWORK}
 # Errors of Linux that a program's own call causes, such as a wrong path or argument.
 _OF_CALLS = frozenset(
-    (1, 2, 7, 8, 9, 13, 14, 17, 18, 20, 21, 22, 25, 26, 29, 33, 34, 36, 38, 39, 40, 75, *range(88, 98))
+    (1, 2, 3, 7, 8, 9, 10, 13, 14, 17, 18, 20, 21, 22, 25, 26, 29, 33, 34, 35, 36, 38, 39, 40, 75, *range(88, 98))
 )
+_REFUSED = re.compile(r"\[Errno 61\] Connection refused")
 _QUOTES_A_PATH = re.compile(r"['\"]/")
 _NAMES_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
-_OF_MACHINE = re.compile(r"\[Errno (?:2[34]|133)\]|[Tt]oo many open files")
+_OF_MACHINE = re.compile(r"\[Errno (?:2[34]|105|133)\]|[Tt]oo many open files")
 _SQL_ERRORS = re.compile(r"^(?:no such (?:table|column|function)|near \"|\w+ \w+ already exists|table \S+ has)")
 _NPU_CODE = re.compile(r"\berror code(?: is|[:=]) ?(\d{6})\b")
 # Error codes of Ascend's runtime (``acl/error_codes``).
@@ -140,7 +141,8 @@ _BY_WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
             r"|lib(?:cuda|nvidia-ml|hccl|ascendcl)[\w.-]*\.so[\w.]*: cannot open"
             r"|Driver/library version mismatch|Found no NVIDIA driver|can't start new thread"
             r"|CUDA driver initialization failed|system not yet initialized|\b[Nn]o (?:GPU|NPU|HPU"
-            r"|accelerator)s? found|^Unable to initialize backend '"
+            r"|accelerator)s? found"
+            r"|^Unable to initialize backend '\w+': (?:UNAVAILABLE|FAILED_PRECONDITION|INTERNAL|UNKNOWN|ABORTED)"
             r"|\bTPU initialization failed"
         ),
         CauseClass.NODE,
@@ -195,8 +197,8 @@ _BY_WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     ),
     (
         re.compile(
-            r"(?i:(?:loss|grad\w*|logits|probability tensor).{0,40}(?:\bnan\b|\binf\b|not finite|non-?finite)"
-            r"|\b(?:nan|non-?finite|inf or nan)\b.{0,40}\b(?:loss|grad\w*|logits))"
+            r"(?i:(?:loss(?!y|less)|grad\w*|logits|probability tensor).{0,40}(?:\bnan\b|\binf\b|not finite|non-?finite)"
+            r"|\b(?:nan|non-?finite|inf or nan)\b.{0,40}\b(?:loss(?!y|less)|grad\w*|logits))"
             r"|returned nan values in its|probability tensor contains either|found invalid values:.*\bnan\b"
         ),
         CauseClass.NUMERICS,
@@ -287,6 +289,8 @@ def _by_errno(message: str) -> CauseClass | None:
     if match is None:
         return _by_errno_name(message)
     cause = _BY_ERRNO.get(int(next(group for group in match.groups() if group)))
+    if _REFUSED.search(message):  # 61 on BSD and macOS
+        return CauseClass.NETWORK
     # With a path, a file system did not answer or refused a lock.
     is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and bool(_NAMES_A_FILE.search(message))
     is_files = is_files and not _OF_MACHINE.search(message)

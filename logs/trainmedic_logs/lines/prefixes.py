@@ -29,6 +29,7 @@ _COMPOSE_WITHIN = 140  # characters: the longest name and number, and what separ
 _LINE_MEMBERS = ("textPayload", "log", "message", "msg", "line")
 _HAS_LINE = re.compile(rf'"(?:{"|".join(_LINE_MEMBERS)})" ?: ?"')
 _PLACE_MEMBERS = ("pod", "pod_name", "container", "container_name", "host", "hostname", "stream", "rank")
+_PLACE_OBJECTS = ("kubernetes", "labels", "resource")
 _FIRST_CHARACTERS = frozenset("([{ 0123456789")
 _SRUN_CHARACTERS = frozenset(" 0123456789")
 
@@ -86,11 +87,12 @@ def exported(prefixed: Prefixed, source: str) -> Prefixed | None:
     try:
         entry: Any = json.loads(text)
         inner = next(entry[name] for name in _LINE_MEMBERS if isinstance(entry.get(name), str)).rstrip("\n")
+        places = [str(entry[name])[:253] for name in _PLACE_MEMBERS if isinstance(entry.get(name), (str, int))]
+        places += [str(entry[name])[:1000] for name in _PLACE_OBJECTS if isinstance(entry.get(name), dict)]
     except (ValueError, AttributeError, RecursionError, StopIteration):
         return None
     if "\n" in inner:
         return None
-    places = [str(entry[name])[:253] for name in _PLACE_MEMBERS if isinstance(entry.get(name), (str, int))]
     whole = split(inner.encode("utf-8", "replace").decode(), source)
     return whole._replace(at=whole.at or prefixed.at, key="\0".join(["{", prefixed.key, *places, whole.key]))
 

@@ -45,7 +45,9 @@ def load_state(part: Any, state: Any) -> None:
     for inner in shared:
         if _groups(part) is not _groups(inner):
             part.param_groups = inner.param_groups
-    for inner in with_state:
+    for inner in with_state if own is not None else ():
+        if part.state is inner.state:  # perhaps a property without a setter
+            continue
         if inner.state is own:  # the wrapper loaded its own
             inner.state = part.state
         elif part.state is own:

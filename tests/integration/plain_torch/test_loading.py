@@ -14,6 +14,7 @@ from tests.support.rank_threads import RankThread, RankThreads, everywhere
 from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth, problem
+from trainmedic.torch import optimizer_states
 from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, UnusableCheckpoint
 from trainmedic.torch.checkpoints.digests import are_finite, compare, digests
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
@@ -199,3 +200,33 @@ def test_any_change_shows(change: str) -> None:
     else:
         parts.model.register_parameter("scale", nn.Parameter(torch.ones(2)))
     assert compare(before, digests(parts.modules(), parts.optimizers())).problem != ""
+
+
+class Shown(torch.optim.Optimizer):
+    """A wrapper that shows its inner optimizer's state, and loads in place."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.inner.state
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.inner.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group["lr"] = loaded["lr"]
+
+
+def test_wrappers_whose_state_cannot_be_set_are_loaded() -> None:
+    outer = Shown(Shown(torch.optim.Adam(torch.nn.Linear(2, 1).parameters(), lr=0.1)))
+    saved = outer.state_dict()
+    outer.param_groups[0]["lr"] = 0.2
+    optimizer_states.load_state(outer, saved)
+    assert outer.param_groups[0]["lr"] == 0.1

@@ -44,6 +44,19 @@ def test_a_missing_year_is_found_in_a_file_without_modification_time() -> None:
     assert (second - first).total_seconds() == 5
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Sep 17 10:00:00 n1 kernel: NVRM: loading NVIDIA UNIX x86_64 Kernel Module 535.104  Sat Aug 19 01:15:15 2023",
+        b"snapshot of the data set: 2019-05-04 10:00:00",
+        b"step 10 loss 2.1",
+    ],
+)
+def test_a_date_in_a_text_is_no_year_of_the_file(line: bytes) -> None:
+    assert clock_guess.with_year(line) is None
+    assert clock_guess.with_year(b"[rank12]: 2025-09-17T09:40:00Z " + line) is not None
+
+
 @pytest.mark.parametrize("year", [2024, 2025])
 @pytest.mark.parametrize(
     "first", ["[{year}-09-17 09:40:00,101] [INFO] [runner.py:80:main] start", "step 10 loss 2.1, without a time"]

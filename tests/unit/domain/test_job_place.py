@@ -73,6 +73,7 @@ def test_the_job_that_runs_where_the_alert_says_is_taken(reference: str, labels:
         ("", {"job_name": "bert", "namespace": "elsewhere", **KSM}),
         ("gpu:alert", {"UUID": OURS, "exported_namespace": "vision", "exported_pod": "bert-0"}),
         (f"gpu:{OURS}", {"namespace": "vision", "pod": "bert-0"}),
+        ("gpu:alert", {"gpu": "0", "node": "h1", "instance": "10.3.0.3:8000", "namespace": "audio", "pod": "bert-0"}),
         ("", {"namespace": "vision", "pod": "bert-0", **KSM}),
         ("", {"namespace": "audio", "pod": "bert-0", **KSM}),
         ("", {"job_name": "bert", "UUID": THEIRS}),

@@ -154,10 +154,10 @@ CLEAR: list[tuple[str, dict[str, str], str]] = [
     ("gpu", {"gpu": "nvidia-4080", "gpu_id": "1", "node": "hgx-11"}, "hgx-11/1"),
     ("gpu", {"gpu": "A100", "pci_bus_id": "0000:3c:00.0", "node": "hgx-11"}, "hgx-11/0000:3c:00.0"),
     ("gpu", {"gpu": U11B, "instance": "hgx-11:9400"}, f"hgx-11/{U11B}"),
-    # names of ports, and the collector's own host
+    ("gpu", {"gpu": "GPU 1", "gpu_id": "1", "node": "hgx-11"}, "hgx-11/1"),
+    # names of ports
     ("gpu", {"gpu": "0", "exported_instance": "dcgm-exporter-w9x4d:metrics", "instance": "prom-east:web"}, "hgx-12/0"),
     ("node", {"exported_instance": "hgx-11:metrics", "exported_job": "node", "instance": "prom-east:web"}, "hgx-11"),
-    ("node", {"agent_hostname": "store-1", "instance": "hgx-11:9100", "job": "node"}, "hgx-11"),
 ]
 UNCLEAR: list[tuple[str, dict[str, str], str]] = [
     # two subjects, or two machines
@@ -199,7 +199,7 @@ UNCLEAR: list[tuple[str, dict[str, str], str]] = [
     ("gpu", {"gpu": "0"}, "target_unknown"),
     *(
         ("gpu", {"gpu": text, "node": "hgx-11"}, "target_unknown")
-        for text in ("NVIDIA H200 141GB HBM3", "nvidia-4080", "A100", "all", "nvidia1", "card0", "GPU 1", "0,1")
+        for text in ("NVIDIA H200 141GB HBM3", "nvidia-4080", "A100", "all", "nvidia1", "card0", "GPU 1", "A100-40")
     ),
     ("gpu", {"gpu": "0", "gpu_index": "1", "node": "hgx-11"}, "target_ambiguous"),
     ("gpu", {"GpuIndex": "0", "ip": "10.60.2.41", "instance": "10.60.2.41:8080", "job": "ray"}, "target_unknown"),
@@ -207,6 +207,16 @@ UNCLEAR: list[tuple[str, dict[str, str], str]] = [
     ("node", {"instance": "hgx-12:9121"}, "target_unknown"),
     ("node", {"exported_instance": "hgx-77:metrics", "instance": "hgx-11:web"}, "target_unknown"),
     ("node", {"agent_hostname": "hgx-11", "cluster": "east"}, "target_unknown"),
+    ("node", {"agent_hostname": "hgx-12", "instance": "hgx-11:9100", "job": "integrations/unix"}, "target_ambiguous"),
+    # texts with another index, and a job's own count of its container's GPUs
+    *(
+        ("gpu", {"gpu": text, "gpu_id": "0", "node": "hgx-11"}, "target_ambiguous")
+        for text in ("GPU 1", "gpu1", "nvidia1", "/dev/nvidia1", "card1", "0,1", "GPU-1")
+    ),
+    *(
+        ("gpu", {label: "0", "node": "hgx-11", "instance": "10.60.1.40:8000", "job": "wav2"}, "target_unknown")
+        for label in ("gpu", "gpu_index")
+    ),
     ("gpu", {"gpu": "0", "gpu_id": "0000:3c:00.0", "node": "hgx-11"}, "target_ambiguous"),
 ]
 JOBS_OF: list[tuple[dict[str, str], str]] = [

@@ -386,13 +386,16 @@ def test_a_traceback_is_joined_behind_any_prefix(prefix: str) -> None:
     assert len(texts) == 4
 
 
+@pytest.mark.parametrize("place", ["pod", "kubernetes"])
 @pytest.mark.parametrize("member", ["log", "message", "textPayload"])
-def test_a_traceback_in_a_log_stores_export_is_one(member: str) -> None:
+def test_a_traceback_in_a_log_stores_export_is_one(member: str, place: str) -> None:
     """Each line is a JSON object, and pods alternate. Objects outside of a traceback stay as they are."""
     other = json.dumps({member: "step 7", "pod": "llm-0"})
     written = [other]
     for printed in TRACEBACK.splitlines():
-        written += [json.dumps({"pod": pod, member: f"{printed}\n", "n": len(written)}) for pod in ("llm-0", "llm-1")]
+        for pod in ("llm-0", "llm-1"):
+            named = {"pod_name": pod} if place == "kubernetes" else pod
+            written.append(json.dumps({place: named, member: f"{printed}\n", "n": len(written)}))
     texts = [each.text for each in lines("\n".join([*written, other]))]
     assert texts.count(TRACEBACK) == 2
     assert texts.count(other) == 2
