@@ -40,7 +40,7 @@ def test_a_token_can_be_for_some_jobs_alone() -> None:
         (f"- {{name: x, sha256: {HASH}, roles: [viewer]}}\n---\n[]", "t.yaml:3:1: must be in one YAML document"),
         ("- name: x\n  sha256: {{secret}}", "t.yaml:2: not YAML: text that begins with {{ must be in quotes"),
         ('- name: x\n  sha256: {{"secret"}}', "t.yaml:2: not YAML: text that begins with {{ must be in quotes"),
-        ('- name: x\n  sha256: "secret', "t.yaml:2: not YAML: found unexpected end"),
+        ('- name: x\n  sha256: "secret', "t.yaml:2: not YAML: the quote that begins here is not closed"),
         ("- just-a-token", "t.yaml:1: 0 must be a mapping"),
         ("- name: x\n  sha265: y", "t.yaml:2: 0.sha265 is not known; a token has name, sha256, roles"),
         ("- name: x\n  roles: [viewer]", "t.yaml:1: 0.sha256 is missing"),
