@@ -1,6 +1,6 @@
 """The node's policy: the upper bound of what any command may do here (``docs/reference/agent-policy.md``).
 
-The undo of a power limit is always allowed, so that a stricter policy leaves no GPU capped.
+Undos of `_REVERTIBLE` are always allowed, so that a stricter policy leaves none in effect.
 """
 
 from __future__ import annotations

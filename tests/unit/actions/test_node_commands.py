@@ -20,6 +20,7 @@ from trainmedic_agent.wiring import agent as agent_wiring
 from trainmedic_agent.wiring import agent_check
 from trainmedic_server.actions import node_repairs, registry
 from trainmedic_server.actions.commands import CommandAction
+from trainmedic_server.catalog import written_actions
 from trainmedic_server.presentation import steps
 
 ROOT = Path(__file__).parents[3]
@@ -43,6 +44,13 @@ def executors() -> dict[str, str]:
         if isinstance(action, str):
             found[action] = each.__name__
     return found
+
+
+@pytest.mark.parametrize("name", [name for name in OF_NODES if written_actions.can_be_undone(COMMANDS[name])])
+def test_an_undo_by_the_same_action_is_always_allowed(name: str) -> None:
+    """A policy that became stricter must not keep an effect in force."""
+    inverse = COMMANDS[name].inverse.__qualname__
+    assert name in policy._REVERTIBLE, f"edit agent/trainmedic_agent/policy.py: _REVERTIBLE ({inverse} undoes {name})"
 
 
 @pytest.mark.parametrize("name", OF_NODES)
