@@ -168,6 +168,7 @@ class NvmlSessions:
         with self._lock:
             self._shut_down()
 
+    # This method and those that it calls run with the lock held.
     def _current(self) -> NvmlSession:
         if self._closed_for is not None:
             raise DriverAbsent(f"the driver is not used here while {self._closed_for} is reset; try again")
@@ -189,6 +190,7 @@ class NvmlSessions:
         if self._in_flight or self._calls.stuck():
             return False
         if self._session is not None:  # reading the limits may get stuck too
+            # After a driver reload, the new session's name says that the limits may be forgotten.
             self._at_closing = {} if self._is_stale else self._forgettable(self._session)
         return not self._calls.stuck()
 

@@ -46,7 +46,7 @@ class _Search(Struct):
         return closing(Walk(self.rule.globs, self.rule.exclude, self.throttle, self.counters.skip, visit)(root))
 
     def _is_checkpoint(self, directory: WalkedDirectory, name: str) -> bool | None:
-        # Also remains of one. None, and counted as skipped, if it cannot be known.
+        # True also for a partly deleted one. None, and counted as skipped, if a marker cannot be looked up.
         try:
             return name.startswith(DELETING) or checkpoints.is_checkpoint(directory.fd, name)
         except MetadataUnread:

@@ -66,7 +66,7 @@ class RecordedHealth(Struct, frozen=True):
     def examine(self, examination: Examination) -> HealthReport:
         report, changed = self.checker.examine(examination, self.record.histories)
         of_load_test = tuple(check for check in report.checks if check.name in burn.CHECKS)
-        # What the command alone requires says nothing of the node's state, which alerts show.
+        # `MIN_RATE` is a requirement of this command, not part of the node's state, which alerts show.
         quick = tuple(check for check in report.checks if check.name not in (*burn.CHECKS, MIN_RATE))
         self._add(replace(report, level=Level.QUICK, checks=quick), changed)
         # Stored separately, because the next quick check would replace them. A load test that was ended says nothing.

@@ -65,7 +65,7 @@ def _memory(uuid: str, reading: GpuReading) -> Iterator[HealthCheck]:
 def _pcie(uuid: str, links: GpuLinks) -> Iterator[HealthCheck]:
     if links.pcie_width is not None and links.pcie_max_width is not None:
         yield at_maximum("pcie_width", uuid, links.pcie_width, links.pcie_max_width, "x")
-    # An idle GPU may slow its link down to save power, so this shows only at full performance.
+    # An idle GPU may slow its link down to save power, so its generation counts only at full performance.
     is_fast = links.performance_state == _FULL_PERFORMANCE
     if is_fast and links.pcie_generation is not None and links.pcie_max_generation is not None:
         yield at_maximum("pcie_speed", uuid, links.pcie_generation, links.pcie_max_generation, "generation ")

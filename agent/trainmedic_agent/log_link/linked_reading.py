@@ -19,6 +19,7 @@ from trainmedic_logs.domain.log_search import READ, WITHDRAW
 _THREAD_SECONDS = 0.5  # for a thread to end
 
 
+# The agent's parts of log reading. The reader process does the reading.
 class LinkedReading(Struct, frozen=True):
     link: AgentEnd
     relay: FindingRelay

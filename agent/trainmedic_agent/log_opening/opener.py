@@ -34,7 +34,7 @@ from trainmedic_agent.log_opening.opener_frames import (
 
 log = logging.getLogger(__name__)
 
-MOST_CONNECTIONS = 32
+MOST_CONNECTIONS = 32  # besides the first; each thread of the reader that uses files has one
 MOST_LISTED = 200_000  # entries of a directory
 MOST_NAMES = 2000  # names of a request for facts
 _PAGE = 1000  # entries of a message

@@ -34,7 +34,7 @@ _TABLES = (
     "CREATE INDEX log_arrivals_at ON log_arrivals (at)",
 )
 _RESOLUTION = 1000  # milliseconds merged into one block
-_BLOCKS_OF_CHUNK = 256
+_BLOCKS_OF_CHUNK = 256  # a chunk is a row of the table
 MOST_CHUNKS = 400  # per file: a hundred thousand blocks of about 4 bytes
 _MOST_ROWS = 40_000  # about 40 MB
 _MOST_FILES = 100_000  # files in memory: users can create any number
@@ -164,6 +164,7 @@ class _FileState(Struct):
     is_changed: bool = False
 
 
+# The reading thread calls `record_look`, `forget` and `store_due`, the scanning thread `record_scan`, searches `of`.
 class ArrivalIndex:
     """Thread-safe."""
 
@@ -203,7 +204,8 @@ class ArrivalIndex:
                     # If the previous scan did not find this file, its content is newer.
                     is_new = _UNKNOWN < self._scanned_at <= written and key not in self._idle
                     self._files[key] = _FileState(looked_at=self._scanned_at if is_new else _UNKNOWN)
-                # The scan rarely looks at jobs not written for `OLD_SECONDS`; half of it is a safe bound for one file.
+                # The scan rarely looks at jobs without a write for `OLD_SECONDS`, so their sizes may be out of date. A
+                # file that was written within half of that time belongs to no such job.
                 looked_at = first if idle < OLD_SECONDS / 2 else first - _STALE_MILLISECONDS
                 self._look(key, file.size, written, looked_at, last)
             self._scanned_at, self._idle = first, idle_files

@@ -47,7 +47,7 @@ from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
 
 PODS = "/var/log/pods"
-_MOST_WAITING = 20.0  # see `FairTurns`: requests to the opener take two to ten times the processor time
+_MOST_WAITING = 20.0  # see `FairTurns`; with the opener, a look takes two to ten times its processor time
 _STOP_CHECK_SECONDS = 0.1  # between looks of a waiting search whether to stop
 MOST_ENTRIES = 2_000_000  # entries directly in a policy directory
 
@@ -73,6 +73,7 @@ class _Top(Struct):
     units: Mapping[str, ScanUnit] = {}
 
 
+# Not thread-safe, except `large`, whose `look` has a thread of its own.
 class Discovery:
     def __init__(
         self,
@@ -248,7 +249,7 @@ class Discovery:
         unit, budget = looked.unit, looked.budget
         if looked.is_stopped:
             return False  # earlier results still hold, and the next look is due
-        if looked.changed_ns < 0:
+        if looked.changed_ns < 0:  # the directory is gone or unreadable
             unit.files, unit.named, unit.refused = (), (), looked.refused
             return False
         unit.record_look(looked.began, looked.ended, units, is_late=budget.is_late)

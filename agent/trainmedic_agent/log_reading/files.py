@@ -99,7 +99,7 @@ def _expected_seconds(turn: _Turn[FollowedT]) -> float:
 class Positions(Protocol):
     """`RuleRunner` or `ShipPositions`."""
 
-    is_first: bool  # True before the first were stored
+    is_first: bool  # True if none were stored when this process began
 
     @property
     def can_take(self) -> bool:
@@ -311,7 +311,7 @@ class FileFollowing(Generic[FollowedT]):
         except PermissionError:
             self._unopened[key] = UnreadReason.FORBIDDEN
             return None
-        except OSError as error:  # else vanished or replaced
+        except OSError as error:  # other errors: vanished or replaced
             if error.errno in (errno.EMFILE, errno.ENFILE):  # this process's limit, or the node's
                 self._unopened[key] = UnreadReason.TOO_MANY
             return None
@@ -324,7 +324,7 @@ class FileFollowing(Generic[FollowedT]):
             self._known.pop(key, None)
             self._missing.pop(key, None)
             self._followed[key] = followed
-        with contextlib.suppress(OSError):  # the next look reports errors
+        with contextlib.suppress(OSError):  # the next poll reports errors
             followed.begin()
         return followed
 
@@ -334,7 +334,7 @@ class FileFollowing(Generic[FollowedT]):
         if known is not None:
             origin = known.origin
             if found.origin is not None and found.path == known.position.path:
-                origin = found.origin  # the job's details of a rank may be newer than the file
+                origin = found.origin  # a sources file that was written later may state more of the rank
             file = self._open(found, known.position, origin)
             # Under its old path, the first poll notices another content.
             if found.path == known.position.path or file.look():

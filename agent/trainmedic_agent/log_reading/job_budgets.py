@@ -56,7 +56,7 @@ class FindingsOfJobs:
 
 class LinesOfJobs:
     def __init__(self, per_second: int, cuts: CutRecord, monotonic: Callable[[], float] = time.monotonic) -> None:
-        # An hourly budget with a faster clock.
+        # With a faster clock the budget refills in `_SAVED_SECONDS` instead of an hour.
         self._budget = HourlyBudget(per_second * _SAVED_SECONDS, lambda: monotonic() * HOUR / _SAVED_SECONDS)
         self._cuts = cuts
 

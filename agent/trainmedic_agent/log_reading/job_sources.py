@@ -49,7 +49,7 @@ class JobSources:
         self._read: dict[str, tuple[tuple[int, int, int], _RankSources | None]] = {}
         # By attempt directory and file name.
         self._attempts: dict[str, dict[str, _RankSources]] = {}
-        self._launchers: dict[str, set[str | None]] = {}
+        self._launchers: dict[str, set[str | None]] = {}  # nodes, by attempt directory; see `register_launcher`
 
     def begin_scan(self) -> None:
         """Start a scan of the job. Forget the contents of files that the last scan did not register."""

@@ -214,7 +214,7 @@ class KernelStream:
     def place_json(self) -> Mapping[str, Any]:
         oldest = self.stream.oldest_place
         place = {**self.reader.place_json(), "boot": self._origin.generation}
-        # The cursor is after the oldest line, so the journal is read again from its start.
+        # The cursor is after the oldest unfinished line, so the journal is read again from the boot on.
         return place if oldest is None else {**place, "next": oldest, "cursor": ""}
 
     def excerpt(self, place: int) -> Excerpt | None:

@@ -88,7 +88,7 @@ class LogReader:
         of_jobs = FindingsOfJobs(policy.max_job_findings, cuts)
         self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now, of_jobs)
         self.rules = RulesInForce(self._store, self.runner)
-        self._kept = self._store.positions()  # by log: an earlier process's; the kernel's is renewed after an error
+        self._kept = self._store.positions()  # an earlier process's, by log; an error updates the kernel's
         self.kernel_way = kernel_log.choose_reading(policy.kernel, kmsg) if policy.kernel is not None else None
         kernel_file = policy.kernel.path if policy.kernel and self.kernel_way is KernelReading.FILE else None
         self.scans = SharedScan()

@@ -28,7 +28,7 @@ SMALL_SECONDS = 0.5  # limit of a look at a small unit
 SMALL_ENTRIES = 2_000  # entries of a small unit
 LARGE_SECONDS = 3.0  # limit of a look at a large unit
 CHEAP_SECONDS = 0.02  # quicker looks are repeated early for a waiting caller
-USER_SECONDS = 5.0  # time, halved every minute, for a user's large units: about a seventeenth of the time
+USER_SECONDS = 5.0  # a user's large units wait above this use, which halves every minute: about 1/17 of the time
 MOST_DUE = 2_000  # units per user, directory and scan, longest due first
 MOST_JOBS = 10_000  # units per user and directory, of new ones the most recently changed
 MOST_FOUND = 2_000  # files in a job's directory, and named by it, most recently written
@@ -37,7 +37,7 @@ _PAUSE_PER_COST = 50  # so a job's scans take at most a fiftieth of the time
 _LEAST_PAUSE = 1.0  # seconds between looks at a unit
 _UNITS_PER_SECOND = 1000  # most looks per second at all units together
 _MOST_DIRECTORIES = 50_000  # remembered names
-_QUIET_SECONDS = 60.0  # a unit without a write for this long waits twice as long
+_QUIET_SECONDS = 60.0  # units without a write for this long get half of `_UNITS_PER_SECOND`
 
 FileKey = tuple[int, int]  # device and inode
 
@@ -76,7 +76,7 @@ class ScanBudget:
 
     @property
     def room(self) -> int:
-        """Entries that may be listed: one less than are left, so that a directory's further entry shows."""
+        """Entries that may be listed; the last one left shows that a directory has more."""
         return max(self._left - 1, 0)
 
     def take_entries(self, count: int) -> None:

@@ -57,7 +57,7 @@ def _statx() -> ctypes._NamedFuncPointer | None:
 PIECE = 256 * 1024  # bytes per read
 UNTIMED_BYTES = 1024 * 1024  # bytes searched at the end of files without times
 _BISECTED_BYTES = 256 * 1024  # bytes at which a bisection ends
-_MANY_BYTES = 4 * 1024 * 1024  # with more bytes since the window's begin, those that state earlier times are skipped
+_MANY_BYTES = 4 * 1024 * 1024  # if more arrived since the window's begin, bisect by stated times too: see `_skip_old`
 _BYTES_BEFORE = 64 * 1024  # bytes read before the first match, for the time of an earlier line
 _PROBE = 64 * 1024  # bytes of a probe for a time
 _PROBES = 4  # most probes for one time
@@ -135,7 +135,7 @@ class FileLines(LinesOfFile):
             _, written = self._times_in(raw)
             if written is not None:
                 stated.append((place + len(raw), written))
-        return stated[-100:]
+        return stated[-100:]  # enough to learn the zone
 
     def _first_place(self) -> FilePlace:
         """Return a place before the first line since `since`, by bisection."""
@@ -189,7 +189,7 @@ class FileLines(LinesOfFile):
             raw = os.pread(self._fd, _PROBE, offset)
             self._budget.take(len(raw))
             latest: datetime | None = None
-            for place, line in LineCutter(offset, True).feed(raw)[:1000]:
+            for place, line in LineCutter(offset, True).feed(raw)[:1000]:  # bounds the parsing of short lines
                 if (at := self._stated_by(place, line)) is not None:
                     latest = at if latest is None else max(at, latest)
                     if not is_latest:

@@ -23,7 +23,7 @@ _NARROW = timedelta(minutes=15)  # an arrival this precise completes a time with
 _WEAK = timedelta(minutes=15)  # digits that may be no time must be this close to the arrival
 _EXACT = timedelta(seconds=2)  # error of an exact time
 _ZONE_STEP = timedelta(minutes=15)
-# Arrival after and before the line's own time, when a zone is detected.
+# When a zone is detected, a line may arrive this much after, or before, the time that it states.
 _LATE, _EARLY = timedelta(seconds=60), timedelta(seconds=5)
 _MOST_STEPS = 14 * 4  # zones are at most 14 hours from UTC
 _LEAST_VOTES = 3  # lines that must agree on a zone

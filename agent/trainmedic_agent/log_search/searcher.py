@@ -100,7 +100,7 @@ class LogSearcher:
         self._node_files = files
         self._files: Sequence[LogFileFound] = ()
         self._scanned_at = float("-inf")
-        self._late, self._is_cut, self._is_stale = 0, False, False
+        self._late, self._is_cut, self._is_stale = 0, False, False  # of the last scan, as in `Scan`
 
     def packed_page(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
         """Return a page of ``logs.read`` in pieces.
@@ -141,7 +141,7 @@ class LogSearcher:
             self._late, self._is_cut, self._is_stale = scan.late, scan.is_cut, scan.is_stale
         job_files = [file for file in self._files if _is_of_job(file, query)]
         notes = self._notes_on_scan()
-        if query.is_search and not job_files:  # all nodes were asked, so this one's kernel lines do not matter
+        if query.is_search and not job_files:  # asks all nodes; one without the job shows no kernel lines
             return LogPage((), places, True, [] if places else notes)
         left_out: dict[str, LeftOut] = {}
         files = self._candidates(query, job_files, notes, left_out)
@@ -265,7 +265,7 @@ class LogSearcher:
         until = time.monotonic() + OPEN_SECONDS
         for (directory, named_by), names in others.items():
             if time.monotonic() > until:
-                break  # the scan's result counts
+                break  # the other files keep the scan's time of the last write
             with suppress(OSError, LogRefused):
                 every = self._node_files.facts(directory, names, named_by)
                 facts_of = zip(names, every, strict=True)
@@ -304,7 +304,7 @@ class LogSearcher:
             of_file = [lines for lines in opened if lines is not None]
             own_places = [places[lines.key] for lines in of_file if lines.key in places]
             for lines in of_file:
-                # Earlier pages read a part that was compressed since then.
+                # A compressed part without a place is new: earlier pages read it before its compression.
                 is_read = bool(places) and lines.key not in places and isinstance(lines, PackedLines)
                 if lines.key in seen or is_read:
                     continue
@@ -403,7 +403,7 @@ def _merge(files: Sequence[WantedLines], most: int, unreadable: dict[str, str]) 
     lines: list[FoundLine] = []
     characters = 0
     while heads and len(lines) < most and characters < MOST_TEXT:
-        # Later lines of a file left for the next page may precede those of other files.
+        # A file out of budget has unread lines, which may precede those of other files.
         waiting = {number for _, number, _ in heads}
         reached = [file.clock.latest for number, file in enumerate(files) if file.has_more and number not in waiting]
         if reached and heads[0][0] > min(reached):

@@ -88,7 +88,7 @@ class EntryMaker:
         # Time of the last line, before it was made unique.
         self._latest = _EPOCH + timedelta(microseconds=times.last // 1000) if times.last else None
         self._mask = LineMask()
-        self._key_place = 0  # start of the last private key, or of a line outside one
+        self._key_place = 0  # place of the last line that began outside a private key
         self.set_origin(origin)
 
     def set_origin(self, origin: Origin) -> None:
@@ -211,6 +211,7 @@ class ShippedLines(ABC):
         self._confirmed.use(entry.time, entry.at)
 
 
+# Of one shipped file, in memory. `log_reading.arrivals` has the stored ones.
 class Arrivals:
     def __init__(self) -> None:
         self._sizes: list[int] = []
