@@ -3,8 +3,8 @@
 - **Complete**: has a file that is written last, or a file next to it names it or a later one as the latest (DeepSpeed,
   Megatron).
 - **Kept**: all, if a file needed for the decision is unreadable. Else rollback targets, the Hugging Face trainer's
-  best, and the newest: two complete and two unknown ones, or ``keep_newest`` if more, by write time and as many by
-  step, which differ after a rollback.
+  best, and the newest complete and unknown ones: of each two, or ``keep_newest`` if more, by write time, and as many by
+  step.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def kept(siblings: Sequence[CheckpointTraits], keep_newest: int) -> dict[str, Re
 
 def _newest(siblings: Collection[CheckpointTraits], count: int) -> set[str]:
     by_time = [(sibling.written_ns, sibling.name) for sibling in siblings]
+    # After a rollback, a lower step may be the newer one, so each order keeps its newest.
     by_step = [(step, sibling.name) for sibling in siblings if (step := step_of(sibling.name)) is not None]
     return {name for order in (by_time, by_step) for _, name in sorted(order, reverse=True)[:count]}
 

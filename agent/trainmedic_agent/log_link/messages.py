@@ -89,7 +89,7 @@ class FindingBatch(Struct, frozen=True, tag="findings"):
 
 class SearchAnswer(Struct, frozen=True, tag="answer"):
     id: int
-    pieces: Annotated[list[Annotated[str, Meta(max_length=8192)]], Meta(max_length=256)]
+    pieces: Annotated[list[Annotated[str, Meta(max_length=8192)]], Meta(max_length=256)]  # from `log_pages.packed`
 
 
 class FailureKind(StrEnum):
@@ -114,7 +114,7 @@ class ReaderStatus(Struct, frozen=True):
     waiting: _Number = 0  # updates of findings that are not in Redis
     problem: _Text = ""  # why logs are not read, otherwise empty
     shipping_problem: _Text | None = None  # empty without problem, None if shipping is disabled
-    cuts: Annotated[list[dict[_Name, _CutField]], Meta(max_length=200)] = []
+    cuts: Annotated[list[dict[_Name, _CutField]], Meta(max_length=200)] = []  # from `LogCut.plain`
     uid: _Number | None = None  # the reader's user
 
 

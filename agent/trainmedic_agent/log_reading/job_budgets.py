@@ -18,7 +18,7 @@ _SAMPLE_INTERVAL = 100  # of lines beyond the budget, one in so many is processe
 
 
 class FindingsOfJobs:
-    """Admits new findings within the budget, updates of admitted ones, and ends unless refused before."""
+    """Admits findings within the budget. Updates of admitted ones, and ends unless refused, are free."""
 
     def __init__(self, most: int, cuts: CutRecord, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._budget = HourlyBudget(most, monotonic)
