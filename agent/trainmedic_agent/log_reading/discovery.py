@@ -49,7 +49,7 @@ from trainmedic_logs.domain.log_cuts import CutKind
 PODS = "/var/log/pods"
 _MOST_WAITING = 20.0  # see `FairTurns`; with the opener, a look takes two to ten times its processor time
 _STOP_CHECK_SECONDS = 0.1  # between looks of a waiting search whether to stop
-MOST_ENTRIES = 2_000_000  # entries directly in a policy directory
+MOST_ENTRIES = 2_000_000  # entries directly in a policy directory; an opener lists at most `opener.MOST_LISTED`
 
 
 class Scan(Struct, frozen=True):
