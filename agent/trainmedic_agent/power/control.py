@@ -52,6 +52,7 @@ Outcomes = dict[str, PowerOutcome | GpuError]
 """Outcome or error by GPU UUID."""
 
 
+# All callers run in the thread of the agent's queue ``gpu``; `wiring.stopped_agent` uses it without a running agent.
 class PowerControl:
     """`boottime` returns seconds since the boot `boot`."""
 

@@ -137,7 +137,8 @@ class SlurmDrain(LeasedNodeAction):
         node = found.node
         assert node is not None
         owners = owners_of(node.reason)
-        if owners != (effect.run_id,):  # it has the end of its last renewal by any run, or none if one wants none
+        # A drain of several runs has one end: that of the last renewal by any of them, none if one run wants none.
+        if owners != (effect.run_id,):
             self.note_end(node.name, owners, node.resume_after)
             if node.resume_after is None:
                 return

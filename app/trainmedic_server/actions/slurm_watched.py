@@ -32,7 +32,7 @@ _LAST = timedelta(minutes=1)
 class Known(Struct):
     """Knowledge of this process about one effect."""
 
-    asked_at: datetime
+    asked_at: datetime  # last round that reached this effect
     key: tuple[str, str] = ("", "")  # place, and run
     seen_at: datetime | None = None  # last reading with the effect, or another's in its place
     ended_at: datetime | None = None  # first reading since then without it
@@ -207,7 +207,7 @@ class LeasedNodeAction(WatchedNodeAction):
         known.key = (found.place, effect.run_id)
         if found.is_taken:
             known.has_expired = known.has_expired and self.can_join(found)
-            # A person may return it before that end, whoever has taken it.
+            # A node that is free before this end was returned by a person.
             known.ends_at = found.node.resume_after if known.has_expired and found.node is not None else None
         elif not found.is_free or known.ends_at is None or self._clock.now() < known.ends_at:
             known.has_expired = False
