@@ -74,7 +74,7 @@ class SlurmDrain(LeasedNodeAction):
         try:
             after = await self._set_drain(node, run_id, marked_reason, _end_of_drain(node, owners, params))
         except ActionFailure as error:
-            if may_be_done(error):  # a person may have ended it since
+            if may_be_done(error):  # its end is unknown, and a person may have ended it since
                 self.note_end(node.name, (), None)
             raise
         owners = owners_of(after.reason)

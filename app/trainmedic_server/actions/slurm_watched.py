@@ -86,7 +86,7 @@ class WatchedAction(SlurmAction):
     def time_left(self, effect: LeasedEffect) -> timedelta | None:  # None without an end of its own
         end = self.own_end(effect)
         if end is None or effect.applied_at is None:
-            return None if end is None else timedelta(0)
+            return None if end is None else timedelta(0)  # 0: the end is unknown, so the effect is not checked
         return effect.applied_at + end - self._clock.now()
 
     @classmethod
@@ -165,6 +165,7 @@ class WatchedAction(SlurmAction):
         name = self.name_in(effect, topology)
         stands = bool(name) and self.stands(effect, name, topology)
         is_stored = known.seen_at is not None and (made_at is None or known.seen_at >= made_at + _UNSAVED)
+        # While Slurm does not answer, only a lease that is due gets a call.
         return not topology.answers or (stands and is_stored)
 
 
@@ -195,7 +196,7 @@ class LeasedNodeAction(WatchedNodeAction):
         """Note the end of a node's shared effect."""
         for known in self._known.values():
             place, run_id = known.key
-            if place == node:  # one that has expired may still join it
+            if place == node:  # an expired effect too: it may be made again as a part of this one
                 known.ends_at = ends_at if run_id in run_ids or known.has_expired else None
 
     def is_due(self, effect: LeasedEffect, known: Known) -> bool:
