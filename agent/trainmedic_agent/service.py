@@ -36,7 +36,8 @@ STOP_SECONDS = 8.0
 _READ_SECONDS = 1.0
 _SEND_SECONDS = 2.0
 _LOG_SECONDS = 3.0
-_PRUNE_SECONDS = 3600.0
+
+_PRUNE_SECONDS = 3600.0  # between prunings of the journal
 
 
 class AgentParts(Struct, frozen=True):

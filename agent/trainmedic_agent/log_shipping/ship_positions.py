@@ -28,8 +28,8 @@ class ShipPositions:
         journal.install("log_shipping", [_TABLES])
         self._journal = journal
         self._stored: dict[str, str] = dict(journal.rows("SELECT stream, position FROM ship_positions"))
-        self._forgotten: set[str] = set()
-        self.is_first = not self._stored
+        self._forgotten: set[str] = set()  # keys that the next `store` deletes
+        self.is_first = not self._stored  # nothing was ever stored
         self.has_new_file = False  # True if `store` should be called soon
 
     def stored(self) -> Mapping[str, Any]:

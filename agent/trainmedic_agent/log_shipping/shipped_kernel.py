@@ -36,9 +36,9 @@ class ShippedKernel(ShippedLines):
         self._maker = EntryMaker(origin, booted_at, oldest, UniqueTimes(kept))
         self._counters = counters
         self._raw: deque[PlacedLine] = deque()
-        self._lost = 0
+        self._lost = 0  # overwritten lines that are counted already
         self._now = booted_at
-        self._all_read_at: datetime | None = None
+        self._all_read_at: datetime | None = None  # last read without lines; None while old lines are read
 
     def poll(self, now: datetime) -> None:
         self._now = now

@@ -40,7 +40,7 @@ from trainmedic_logs.domain.finding import Origin
 log = logging.getLogger(__name__)
 
 BATCH_SECONDS = 1.0  # between batches without backlog
-MOST_BYTES = 1024 * 1024  # bytes per push, uncompressed
+MOST_BYTES = 1024 * 1024  # per push, uncompressed, as `StoreEntry.size` estimates it (a character counts as a byte)
 _LEAST_BYTES = 16 * 1024  # of a push after rate limits
 MOST_JOBS = 100  # per hour, because each adds labels to the store's index
 _JOB_SECONDS = 3600.0  # for which a job counts
@@ -52,6 +52,7 @@ _PAUSE_AFTER_ERROR = 1.0  # seconds
 _NUMBER = re.compile(r"\S*\d\S*")  # counts, times and IDs, which differ in each answer
 
 
+# The scanning thread calls `known_keys` and `take_scan`. `round` and what it calls run in the thread ``log-ship``.
 class LogShipping:
     def __init__(
         self,
@@ -87,13 +88,13 @@ class LogShipping:
         self._kernel: ShippedKernel | None = None
         self._kernel_due = 0.0
         self._kernel_kept = self._positions.stored().get(KEY, {})
-        self._batch: deque[tuple[ShippedLines, StoreEntry]] = deque()
-        self._most_bytes = MOST_BYTES
+        self._batch: deque[tuple[ShippedLines, StoreEntry]] = deque()  # oldest first, until accepted or rejected
+        self._most_bytes = MOST_BYTES  # of the next push: halved after a refusal, doubled after a success
         self._pause = _FIRST_PAUSE
-        self._retry_at = self._store_at = 0.0
-        self._has_more = False
-        self._refusals = 0
-        self._jobs: dict[str, float] = {}
+        self._retry_at = self._store_at = 0.0  # monotonic times of the next push and of the next write of positions
+        self._has_more = False  # True if files had more lines than the batch takes
+        self._refusals = 0  # since the last accepted push
+        self._jobs: dict[str, float] = {}  # by job, the monotonic time of its last line
         self._log_limit = LogLimit()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log-ship", daemon=True)

@@ -44,7 +44,7 @@ class Outcome(StrEnum):
     TAKEN = "taken"
     LATER = "later"
     """A retry may succeed."""
-    SMALLER = "smaller"  # rate or size limit: retry with less
+    SMALLER = "smaller"  # rate limit: retry with less
     REFUSED = "refused"  # perhaps because of single lines, so the caller divides the batch
 
 

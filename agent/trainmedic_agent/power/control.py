@@ -52,6 +52,7 @@ Outcomes = dict[str, PowerOutcome | GpuError]
 """Outcome or error by GPU UUID."""
 
 
+# All callers run in the thread of the agent's queue ``gpu``; `wiring.stopped_agent` uses it without a running agent.
 class PowerControl:
     """`boottime` returns seconds since the boot `boot`."""
 
@@ -90,7 +91,7 @@ class PowerControl:
         """
         uuids = [uuid for uuid, state in self.ledger.all().items() if state.has_expired(cap_id)]
         requested = {uuid: cap.requested_mw for uuid in uuids if (cap := self.ledger.of(uuid).cap(cap_id))}
-        lease = until - self._unix_now()
+        lease = until - self._unix_now()  # `until` is a Unix time
         if not uuids or lease <= 0:
             return {}
         return self._cap(cap_id, lambda uuid, _: requested[uuid], uuids, lease, EXPIRED)
@@ -101,7 +102,7 @@ class PowerControl:
         requested: Callable[[str, PowerLimits], int],
         uuids: Sequence[str],
         lease: float,
-        failed_by: str,
+        failed_by: str,  # `PowerCap.ended_by` after a failure; {} stands for the error
     ) -> Outcomes:
         before: dict[str, PowerLimits] = {}
         requested_mw: dict[str, int] = {}

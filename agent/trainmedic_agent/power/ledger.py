@@ -25,7 +25,7 @@ class PowerLedger:
         journal.install("power", [_TABLES])
         self._journal = journal
         self._lock = threading.Lock()
-        self._unwritten: set[str] = set()
+        self._unwritten: set[str] = set()  # GPUs whose state is newer in memory than on disk
         rows = journal.rows("SELECT gpu, state FROM power")
         self._states = {gpu: GpuPowerState.of_json(json.loads(state)) for gpu, state in rows}
 

@@ -93,8 +93,8 @@ class SlurmReading:
         )
         self._programs = programs
         self._now = now
-        self._parsers: frozenset[str] = frozenset()
-        self._documents: OrderedDict[str, Sequence[str]] = OrderedDict()
+        self._parsers: frozenset[str] = frozenset()  # data parsers that scontrol has; empty until it is asked
+        self._documents: OrderedDict[str, Sequence[str]] = OrderedDict()  # packed pieces by digest, newest last
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         """Return ``page``, ``pages`` and ``digest`` of the document; ``unchanged`` if it is the ``known`` one."""

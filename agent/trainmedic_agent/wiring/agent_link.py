@@ -1,3 +1,5 @@
+# The agent's side of reading logs: the link to the process that reads them, and its supervision.
+
 from __future__ import annotations
 
 import logging

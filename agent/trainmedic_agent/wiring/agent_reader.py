@@ -86,7 +86,7 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
 
 
 class _StopRequest:
-    """SIGTERM or SIGINT, passed to the child by closing a pipe: a signal needs a right to signal its user."""
+    """SIGTERM or SIGINT, passed to the child by closing a pipe: signalling another user's process needs a right."""
 
     def __init__(self) -> None:
         self.is_requested = False

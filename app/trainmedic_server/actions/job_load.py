@@ -21,7 +21,7 @@ from trainmedic_server.errors import MetricsUnavailable, PermanentFailure, Tempo
 from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.metric_history import MetricHistory
 
-_LOOK_EVERY = timedelta(seconds=30)
+_LOOK_EVERY = timedelta(seconds=30)  # also the step of range queries
 _NEARLY_ALL = 0.9  # share of the samples that must be there: a scrape may fail
 _AMOUNTS = ("samples", "tokens")
 

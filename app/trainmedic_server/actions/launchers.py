@@ -1,4 +1,4 @@
-"""Commands to launchers (trainmedic-run) of a job, or on a node to those of all its elastic jobs, possibly none."""
+"""Commands to launchers (trainmedic-run): of a target job, or of all elastic jobs on a target node, if any."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class _Bmc:
     async def turn(self, state: str, *, is_turned_off_here: bool) -> None:
         """Request a power state, and wait until it is read. Repeat a failed request if the node was turned off here.
 
-        Raises OutcomeUnknown if it is not read in time, or as the first request.
+        Raises OutcomeUnknown if it is not read in time, or a failed request's error.
         """
         clock = self._services.clock
         while True:

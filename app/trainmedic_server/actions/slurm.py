@@ -40,6 +40,7 @@ class SlurmAction(RetryingAction):
             raise errors.PermanentFailure("Slurm is not configured: start the server with --slurm-url or --slurm-agent")
         return self.services.slurm
 
+    # Reads after a change. A refusal counts as unavailable: it says nothing about the change.
     async def read_back(self, reading: Awaitable[Record]) -> Record:
         try:
             return await reading
@@ -73,7 +74,7 @@ async def find_node(slurm: Slurm, name: str) -> SlurmNode:
         return await slurm.node(name)
     except errors.ObjectMissing:
         nodes = await slurm.nodes()
-    if not nodes:  # An undo would take the node for deleted.
+    if not nodes:  # As ObjectMissing, an undo would conclude that the node was deleted.
         raise errors.ClusterUnavailable("Slurm lists no nodes: check that the user of the token may see them")
     short = name.partition(".")[0]
     matching = [each for each in nodes if name in (each.hostname, each.address)]
@@ -262,7 +263,7 @@ class JobAction(SlurmAction):
                 return await attempt()
             except errors.ObjectMissing:
                 try:
-                    await self.slurm.update(job_id, JobChange())
+                    await self.slurm.update(job_id, JobChange())  # no change: asks whether it exists
                 except errors.ObjectMissing:
                     return {"job_id": job_id, "note": GONE}
                 raise errors.ClusterUnavailable(

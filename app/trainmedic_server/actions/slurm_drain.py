@@ -74,7 +74,7 @@ class SlurmDrain(LeasedNodeAction):
         try:
             after = await self._set_drain(node, run_id, marked_reason, _end_of_drain(node, owners, params))
         except ActionFailure as error:
-            if may_be_done(error):  # a person may have ended it since
+            if may_be_done(error):  # its end is unknown, and a person may have ended it since
                 self.note_end(node.name, (), None)
             raise
         owners = owners_of(after.reason)
@@ -137,7 +137,8 @@ class SlurmDrain(LeasedNodeAction):
         node = found.node
         assert node is not None
         owners = owners_of(node.reason)
-        if owners != (effect.run_id,):  # it has the end of its last renewal by any run, or none if one wants none
+        # A drain of several runs has one end: that of the last renewal by any of them, none if one run wants none.
+        if owners != (effect.run_id,):
             self.note_end(node.name, owners, node.resume_after)
             if node.resume_after is None:
                 return

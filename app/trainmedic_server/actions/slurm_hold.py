@@ -93,6 +93,7 @@ class SlurmHold(WatchedAction, JobAction):
 
     def stands(self, effect: LeasedEffect, name: str, topology: SlurmTopology) -> bool:
         is_listed = not topology.whole_by_id.keys().isdisjoint((name, name.partition("_")[0]))
+        # slurmctld has forgotten an unlisted job, or hides it: a look would not find it either.
         return not is_listed or _hold_mark(effect.run_id) in topology.withheld.held.get(name, "")
 
 

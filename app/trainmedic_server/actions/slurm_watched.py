@@ -32,7 +32,7 @@ _LAST = timedelta(minutes=1)
 class Known(Struct):
     """Knowledge of this process about one effect."""
 
-    asked_at: datetime
+    asked_at: datetime  # last round that reached this effect
     key: tuple[str, str] = ("", "")  # place, and run
     seen_at: datetime | None = None  # last reading with the effect, or another's in its place
     ended_at: datetime | None = None  # first reading since then without it
@@ -86,7 +86,7 @@ class WatchedAction(SlurmAction):
     def time_left(self, effect: LeasedEffect) -> timedelta | None:  # None without an end of its own
         end = self.own_end(effect)
         if end is None or effect.applied_at is None:
-            return None if end is None else timedelta(0)
+            return None if end is None else timedelta(0)  # 0: the end is unknown, so the effect is not checked
         return effect.applied_at + end - self._clock.now()
 
     @classmethod
@@ -165,6 +165,7 @@ class WatchedAction(SlurmAction):
         name = self.name_in(effect, topology)
         stands = bool(name) and self.stands(effect, name, topology)
         is_stored = known.seen_at is not None and (made_at is None or known.seen_at >= made_at + _UNSAVED)
+        # While Slurm does not answer, only a lease that is due gets a call.
         return not topology.answers or (stands and is_stored)
 
 
@@ -195,7 +196,7 @@ class LeasedNodeAction(WatchedNodeAction):
         """Note the end of a node's shared effect."""
         for known in self._known.values():
             place, run_id = known.key
-            if place == node:  # one that has expired may still join it
+            if place == node:  # an expired effect too: it may be made again as a part of this one
                 known.ends_at = ends_at if run_id in run_ids or known.has_expired else None
 
     def is_due(self, effect: LeasedEffect, known: Known) -> bool:
@@ -207,7 +208,7 @@ class LeasedNodeAction(WatchedNodeAction):
         known.key = (found.place, effect.run_id)
         if found.is_taken:
             known.has_expired = known.has_expired and self.can_join(found)
-            # A person may return it before that end, whoever has taken it.
+            # A node that is free before this end was returned by a person.
             known.ends_at = found.node.resume_after if known.has_expired and found.node is not None else None
         elif not found.is_free or known.ends_at is None or self._clock.now() < known.ends_at:
             known.has_expired = False

@@ -19,12 +19,12 @@ from trainmedic_server.domain.alert import Alert, Identity
 from trainmedic_server.ports.outside import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
-ANSWER_SERVES_FOR = timedelta(seconds=1)  # The list of firing alerts is cached, and why there is none.
+ANSWER_SERVES_FOR = timedelta(seconds=1)  # Age up to which the list of firing alerts, or its failure, is reused.
 SETTLES_AFTER = timedelta(minutes=5)
 """Minimum uptime before a missing alert counts as ended. Prometheus resends alerts within a minute plus its evaluation
 interval and restart.
 """
-BODY_LIMIT = 64 * 1024 * 1024  # 60,000 alerts of 1 KB.
+BODY_LIMIT = 64 * 1024 * 1024  # Bytes: 60,000 alerts of 1 KB.
 
 FIRES_FOR = timedelta(minutes=10)  # Life of a sent alert, unless it is sent again.
 

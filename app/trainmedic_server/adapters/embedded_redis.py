@@ -1,7 +1,8 @@
-"""Redis process of the server, if no other Redis is configured.
+"""Redis process of the server, if no other is configured.
 
 Port and password survive restarts, but not in a copy of the state directory. On Linux it ends with the server, even
-after a kill. The file is synced every second: commands lost by a power failure are sent again under their IDs.
+after a kill. It syncs its append-only file every second: commands lost by a power failure are sent again under their
+IDs.
 """
 
 from __future__ import annotations

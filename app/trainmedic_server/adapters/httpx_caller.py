@@ -20,7 +20,7 @@ from trainmedic_server.adapters.foreign_answers import no_cookies
 from trainmedic_server.errors import ConfigurationError, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.outside import NO_ACCESS, HttpAccess, HttpReply
 
-BODY_LIMIT = 64 * 1024
+BODY_LIMIT = 64 * 1024  # bytes of a reply; a longer one is cut
 
 
 class HttpxCaller:
@@ -269,6 +269,7 @@ def _redacted(reply: HttpReply, secrets: Sequence[str], is_cut: bool) -> HttpRep
     if not is_cut:
         return reply
     reply = replace(reply, is_cut=True)
+    # The cut may lie within a secret, whose beginning is then at the end of the body.
     body = reply.body.rstrip("\ufffd")  # half of a character
     begun = max((_begun_length(body, secret) for secret in secrets), default=0)
     return replace(reply, body=f"{body[:-begun]}***") if begun else reply

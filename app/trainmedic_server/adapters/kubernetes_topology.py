@@ -31,7 +31,7 @@ JOB_LABELS: Final = (
 )
 """The most specific first: a JobSet's pods also belong to a Job."""
 GPU: Final = "nvidia.com/gpu"
-WATCH_SECONDS: Final = 60
+WATCH_SECONDS: Final = 60  # Duration of one watch. The next continues from its last version.
 _FIRST_WAIT_SECONDS: Final = 0.5
 _LONGEST_WAIT_SECONDS: Final = 30.0
 

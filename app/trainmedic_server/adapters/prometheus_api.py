@@ -18,7 +18,7 @@ from trainmedic_server.ports.outside import HttpReply
 T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=10)
-BODY_LIMIT = 32 * 1024 * 1024  # 1.2 million points.
+BODY_LIMIT = 32 * 1024 * 1024  # Bytes: 1.2 million points.
 _FORM = "application/x-www-form-urlencoded"
 _ABOUT_THE_QUERY = ("PromQL info:", "PromQL warning:")
 # Beginnings of warnings about the query (Prometheus 2.48 to 2.53 lists infos there). Others: stores did not answer.

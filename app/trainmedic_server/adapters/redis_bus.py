@@ -31,7 +31,7 @@ from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Clock, Presence
 
-GRACE = timedelta(seconds=1)  # Wait for replies after the expiry of a command.
+GRACE = timedelta(seconds=1)  # Wait for replies after the expiry of a command; as `actions.commands.WAITED_OUT`.
 UNHEARD_AFTER = timedelta(seconds=10)
 """Time after sending until a receiver without presence and reply counts as absent. Longer than an agent's restart."""
 

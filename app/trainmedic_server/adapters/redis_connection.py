@@ -34,8 +34,8 @@ from trainmedic_server import errors, telemetry
 log = telemetry.logger(__name__)
 
 FAULTS = (RedisError, OSError, asyncio.TimeoutError)
-_CLOSING_MESSAGE_SECONDS = 1.0
-_AGAIN_SECONDS = 1.0
+_CLOSING_MESSAGE_SECONDS = 1.0  # To read Redis's last message from a closed connection.
+_AGAIN_SECONDS = 1.0  # Pause of a loop after a failure that is no outage of Redis.
 _CLOSED_TRANSPORT = "unable to perform operation on <"  # Beginning of uvloop's message.
 
 

@@ -71,7 +71,7 @@ class RedisFindings:
             await self._take(updates)
         except StoreUnavailable:
             raise
-        except Exception as error:  # Whatever the error, the entry must not be read again permanently.
+        except Exception as error:  # If it left this method, the entry would be read again and again.
             if len(updates) > 1:
                 for update in updates:
                     await self._pass_on([update])

@@ -20,8 +20,8 @@ from trainmedic_server.ports.outside import Clock
 
 log = telemetry.logger(__name__)
 
-LARGEST_REPLY = 256 * 1024
-MOST_NOTICES = 1000
+LARGEST_REPLY = 256 * 1024  # Bytes.
+MOST_NOTICES = 1000  # Waiting for `engine.job_watch`; further ones are lost.
 _ENTRIES_PER_READ = 100
 
 LateReply = Callable[[envelope.Reply], Awaitable[None]]

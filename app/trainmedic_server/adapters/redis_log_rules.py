@@ -22,7 +22,7 @@ from trainmedic_server.ports.outside import Clock
 log = telemetry.logger(__name__)
 
 LOOK_SECONDS = 1.0
-AGAIN_SECONDS = 60.0  # Until unchanged rules and notices are written again, which expire or may be lost.
+AGAIN_SECONDS = 60.0  # Unchanged rules and notices are written again after this: notices expire, Redis may lose both.
 _NODES_PER_PIPELINE = 500
 
 

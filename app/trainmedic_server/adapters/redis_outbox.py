@@ -59,7 +59,7 @@ class CommandOutbox:
         self._metrics = metrics
         self._outage = outage
         self._commands: deque[QueuedCommand] = deque()
-        self._acks: deque[bytes] = deque()
+        self._acks: deque[bytes] = deque()  # Entries of the reply stream, to acknowledge and delete.
         self._filled = asyncio.Event()
 
     def send(self, command: QueuedCommand) -> None:

@@ -19,7 +19,7 @@ REREAD_SECONDS = 3 * BLOCK_SECONDS
 """Seconds until unacknowledged entries are read once more: Redis may deliver some to a hanging previous leader until
 its blocking read ends.
 """
-RESET_IDS_SECONDS = 3.0
+RESET_IDS_SECONDS = 3.0  # Between checks of the stream's last ID (`_reset_ids`).
 _AHEAD_MS = 3600 * 1000  # A last ID that is further ahead of Redis's clock is reset.
 
 Entry = tuple[bytes, dict[bytes, bytes] | None]

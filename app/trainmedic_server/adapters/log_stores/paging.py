@@ -15,7 +15,7 @@ from trainmedic_server.errors import LogsUnavailable
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Clock
 
-PAGE = 1000
+PAGE = 1000  # Lines of one request.
 LARGEST_PAGE = 5000  # Loki's maximum
 _POLL_SECONDS = 2.0
 _LATE = timedelta(seconds=15)  # How far following looks back.
@@ -155,9 +155,9 @@ class StoredLogs:
 class _PagedPart:
     def __init__(self, store: LineStore, part: str, query: LogQuery, end: int, page: int) -> None:
         self._store, self._part, self._query = store, part, query
-        self._begin, self._end, self._page = nanoseconds(query.since), end, page
-        self._seen: set[tuple[int, str]] = set()
-        self._waiting: list[StoredLine] = []
+        self._begin, self._end, self._page = nanoseconds(query.since), end, page  # The next page starts at `_begin`.
+        self._seen: set[tuple[int, str]] = set()  # Lines of earlier pages with the time `_begin`.
+        self._waiting: list[StoredLine] = []  # Oldest first, until `take`.
         self.gaps: list[str] = []
         self.is_end = False
 

@@ -17,7 +17,7 @@ from trainmedic_server.errors import LogQueryRefused, LogsUnavailable
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _ANSWERS_WITHIN = 60.0  # Seconds. Each byte could arrive just within `_TIMEOUT`.
 _MOST_BYTES = 64 * 1024 * 1024
-LONGEST_REASON = 300
+LONGEST_REASON = 300  # Characters.
 _BEARER_OPTION = "token_file of --log-store"
 
 
