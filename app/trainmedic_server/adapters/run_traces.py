@@ -83,7 +83,7 @@ class RunTraces:  # an `engine.event_dispatch.EventListener`
         if not isinstance(partial, dict):
             return
         rejected = str(partial.get("rejectedSpans", 0))
-        if rejected.isdecimal() and len(rejected) < 19 and int(rejected):
+        if rejected.isdecimal() and len(rejected) < 19 and int(rejected):  # fits into 64 bits
             self._note_rejected(int(rejected), str(partial.get("errorMessage", "")))
 
     def _note_rejected(self, number: int, why: str) -> None:

@@ -34,7 +34,8 @@ def restart_process(reason: str) -> None:
     """Replace this process by its command without unwinding, which could act. The PID stays, so no supervisor delays
     the restart. End the process instead on a shutdown, or if the restart fails.
     """
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # The command line restores it once the signal was sent.
+    # On a shutdown: the command line restores the default handler once it has received the signal.
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         os._exit(EXIT_CODE)
     log.critical("this server is no longer the leader and restarts; the new leader continues its runs", why=reason)
     for stream in (sys.stdout, sys.stderr):
