@@ -22,7 +22,7 @@ from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.store import History, RunRecord
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LONGEST_TEXT = 1_000
+_LONGEST_TEXT = 1_000  # characters
 _MOST_EVENTS = 128  # Of a span, by default in OpenTelemetry.
 _SPAN_KIND_INTERNAL = 1
 _OK, _ERROR = 1, 2  # OTLP's status codes.

@@ -18,7 +18,7 @@ from datetime import timedelta
 
 from trainmedic_server import errors, telemetry
 
-EXIT_CODE = 3
+EXIT_CODE = 3  # of a former leader that shuts down or cannot restart
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # The first also counts while the machine sleeps.
 _ENDED_BY_PEER = getattr(select, "POLLRDHUP", 0)  # Without this event, a session's end is detected by its silence.
