@@ -375,7 +375,8 @@ class _Compilation:
             if evaluation.is_template(raw.get(name)) and (query := self._query(raw[name], (*path, name), names)):
                 queries[name] = query
         rest = {name: value for name, value in raw.items() if name not in getattr(action, "promql", ())}
-        constants = {name: raw[name] for name in raw.keys() - rest.keys() - queries.keys()}  # PromQL without templates
+        # PromQL without templates, or with a refused one.
+        constants = {name: raw[name] for name in raw.keys() - rest.keys() - queries.keys()}
         template = self._template({**rest, **constants}, path, names, f"with of step {step.name}")
         step = replace(step, params=template, queries=queries)
         return step if action is None else replace(step, model=action.Params, fixed=self._params(action, raw, path))
