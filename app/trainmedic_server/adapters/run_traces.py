@@ -22,7 +22,7 @@ from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.store import History, RunRecord
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LONGEST_TEXT = 1_000
+_LONGEST_TEXT = 1_000  # characters
 _MOST_EVENTS = 128  # Of a span, by default in OpenTelemetry.
 _SPAN_KIND_INTERNAL = 1
 _OK, _ERROR = 1, 2  # OTLP's status codes.
@@ -83,7 +83,7 @@ class RunTraces:  # an `engine.event_dispatch.EventListener`
         if not isinstance(partial, dict):
             return
         rejected = str(partial.get("rejectedSpans", 0))
-        if rejected.isdecimal() and len(rejected) < 19 and int(rejected):
+        if rejected.isdecimal() and len(rejected) < 19 and int(rejected):  # fits into 64 bits
             self._note_rejected(int(rejected), str(partial.get("errorMessage", "")))
 
     def _note_rejected(self, number: int, why: str) -> None:

@@ -63,7 +63,7 @@ def job_in(answer: Mapping[str, Any], job_id: str) -> SlurmJob:
     found = (named or [each for each in parts if _is_waiting_task(each, job_id)])[:1]
     if not found:
         raise ObjectMissing(f"Slurm knows no job {job_id}")
-    # By the record's own ID, a change may reach other tasks.
+    # Keep the given ID: a change by the record's own one may reach other tasks.
     return replace(
         _job(found[0]), job_id=job_id, other_ids=tuple(sorted(_ids_of(found[0]) - {job_id})) if named else ()
     )

@@ -70,7 +70,7 @@ class _Listed(Struct, frozen=True):
     records: Sequence[Any]
 
 
-class SlurmRest:
+class SlurmRest:  # a `ports.slurm.Slurm`
     """The token file is read for each call, because a token expires."""
 
     def __init__(
@@ -211,7 +211,8 @@ class SlurmRest:
         try:
             answer = await self._read(f"/job/{quote(task, safe='')}", "jobs")
         except errors.ObjectMissing:
-            # Or hidden. Slurm refuses even an empty change then, but does not know a gone array.
+            # The task is gone, or hidden from this user. An empty change distinguishes them: Slurm refuses it for a
+            # hidden array, and knows no array that is gone.
             array = task.partition("_")[0]
             await self._ask("POST", f"/job/{quote(array, safe='')}", {})
             raise errors.ClusterUnavailable(f"Slurm knows job {array}, but does not show task {task}") from None

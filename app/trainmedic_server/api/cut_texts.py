@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 
-MOST_TEXTS = 1_000
+MOST_TEXTS = 1_000  # annotations of an alert
 TEXT_LENGTH = 65_536  # characters of a name or value
 TOTAL_LENGTH = 131_072  # characters of all names and values
 MARK_NAME = "trainmedic_cut"  # annotation that states how many were kept

@@ -238,7 +238,7 @@ async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float)
 
 
 def _playbooks(catalog: Library) -> Dependency:
-    """Fail only if there are files and none could be loaded."""
+    """Fail only if there are errors and nothing is loaded."""
     loaded, failed = len(catalog.all()), len(catalog.problems)
     detail = f"{loaded} loaded" + (f", {failed} errors: see /playbooks" if failed else "")
     return Dependency(ok=loaded > 0 or failed == 0, detail=detail)

@@ -1,4 +1,4 @@
-"""Browser sessions, all in memory. The store has only hashes of their secrets. Only the leader begins and ends them."""
+"""Browser sessions, stored and in memory. Secrets are stored only as hashes. Only the leader begins and ends them."""
 
 from __future__ import annotations
 

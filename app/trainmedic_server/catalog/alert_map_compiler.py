@@ -30,7 +30,7 @@ from trainmedic_server.ports.actions import Actions
 
 _LABELS, _BODY = ("labels",), ("body",)  # names in templates of alerts and of events
 MOST_MATCHERS = 50  # of an entry
-MOST_NAMES = 10_000
+MOST_NAMES = 10_000  # renamed alertnames of a file
 _LONGEST_NAME = 500  # characters
 _NOT_ALPHANUMERIC = re.compile(r"[^a-z0-9]")
 
@@ -218,7 +218,7 @@ def _holds_xid(label: str) -> bool:
 def warnings(
     files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
 ) -> Iterator[FileProblem]:
-    """Yield likely mistakes: with `playbooks` also names that start none, with `actions` also constants by which one
+    """Yield likely mistakes. `playbooks` adds names that start none, `actions` constant labels on which a playbook
     acts.
     """
     files = tuple(files)

@@ -20,7 +20,7 @@ from trainmedic_server import telemetry
 from trainmedic_server.catalog import alert_map_compiler
 from trainmedic_server.catalog.alert_map import CompiledAlertMap, CompiledFile
 
-RESCAN = 2.0  # Seconds.
+RESCAN = 2.0  # Seconds between two checks of the files.
 
 log = telemetry.logger(__name__)
 

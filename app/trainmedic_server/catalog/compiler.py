@@ -59,7 +59,7 @@ from trainmedic_server.ports.actions import Action, Actions, MultiNodeAction, Te
 
 # Phases whose steps see only steps of their own phase.
 _ISOLATED_PHASES = ("steps", CHECK, ON_LIMITED)
-# Texts for people, in which a ``#3`` is hardly a comment.
+# Keys of texts for people. After a blank, a ``#3`` in one begins a YAML comment, which is hardly ever meant.
 _PROSE = ("approve", "message", "summary", "title", "comment", "reason", "body", "text")
 
 
@@ -70,6 +70,7 @@ def compile_document(
     uses: Sequence[Use] = (),
 ) -> YamlPlaybook | list[FileProblem]:
     """Return the playbook or its errors. The document has the steps of `uses` already (`fragments.expand`)."""
+    # `allowance` bounds the templates and manifests of all documents of a file together; by default of this one.
     compilation = _Compilation(document, actions, allowance or Allowance(), uses)
     try:
         return compilation.run()
@@ -222,7 +223,7 @@ class _Compilation:
         return query
 
     def _check_cut_texts(self) -> None:
-        # A comment directly after a plain text (`remarks`) may be meant as its end.
+        # `remarks` are comments directly after unquoted texts: the author may have meant them as the end of the text.
         for path, comment in self.document.remarks.items():
             if path and path[-1] in _PROSE:
                 self._report(
@@ -374,6 +375,7 @@ class _Compilation:
             if evaluation.is_template(raw.get(name)) and (query := self._query(raw[name], (*path, name), names)):
                 queries[name] = query
         rest = {name: value for name, value in raw.items() if name not in getattr(action, "promql", ())}
+        # PromQL without templates, or with a refused one.
         constants = {name: raw[name] for name in raw.keys() - rest.keys() - queries.keys()}
         template = self._template({**rest, **constants}, path, names, f"with of step {step.name}")
         step = replace(step, params=template, queries=queries)

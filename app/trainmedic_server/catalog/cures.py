@@ -28,7 +28,7 @@ _NOT_AN_ACTION = ("wait_for", "wait", "wait_until", "approve", "on_timeout")
 _HEADER = "a playbook begins with 'playbook: NAME', 'on', 'target' and 'steps'"
 
 
-def _table(words_by_cure: Mapping[str, str]) -> Mapping[str, str]:  # cures by word
+def _table(words_by_cure: Mapping[str, str]) -> Mapping[str, str]:  # cures by word; words are separated by blanks
     return {word: cure for cure, words in words_by_cure.items() for word in words.split()}
 
 
@@ -257,7 +257,7 @@ _VALUES: Mapping[DocumentPath, str] = {  # for wrong values, by their place
     ("effect",): "write effect: {query: PROMQL, better: lower}",
 }
 
-# For unknown names in expressions, and members of a step.
+# For unknown names in expressions, and for unknown members of a step, whose ID replaces ``{id}``.
 NAMES = _table(
     {
         'write steps.<id>.status == "failed"': "success failure always cancelled failed",
@@ -291,6 +291,7 @@ STEP_MEMBERS = _table(
         "write steps.{id}.error": "message reason stderr",
     }
 )
+# For expressions that cannot be parsed: the cure of the first pattern found in the text.
 _MALFORMED: Sequence[tuple[str, str]] = (
     (r"\bAND\b", "write 'and'"),
     (r"\bOR\b", "write 'or'"),

@@ -57,7 +57,7 @@ class Expanded(Struct, frozen=True):
 
 class FragmentFolders:
     def __init__(self) -> None:
-        # Each folder's fragments, read once.
+        # Each folder's fragments, read once. So use an object for one reload only.
         self._read: dict[Path, Sequence[tuple[str, YamlDocument]]] = {}
 
     def named_in(self, text: str, path: Path) -> _Fragments:
@@ -193,7 +193,7 @@ class _Expansion:
         self.remarks = dict(document.remarks)
         self.written: dict[DocumentPath, DocumentPath] = {}  # Original paths by path in the expanded document.
         self._available = available
-        self._entries: dict[str, list[_ByEntry]] = {}  # positions of a document, by its place
+        self._entries: dict[str, list[_ByEntry]] = {}  # marks, keys and remarks of a document, by its file:line
         self._forms: dict[str, Fragment | None] = {}
 
     def expand(self, phase: str) -> None:

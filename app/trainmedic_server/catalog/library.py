@@ -34,7 +34,7 @@ _RETRY = 1.0  # seconds, first pause after a failure or while no directory exist
 _MOST_SECONDS = 60.0  # for one reload; the next one reads the remaining files
 _MOST_CHARACTERS = 32 << 20  # of all playbooks
 _PLAYBOOKS = "the playbooks"  # in place of a file, in the problem of a failed reload
-_VERSIONS_KEPT = 256  # compiled earlier versions, which open runs use; there are rarely more than a few
+_VERSIONS_KEPT = 256  # compiled earlier versions, for the runs that began with them; one more drops all
 _Equality = tuple[str, str]  # label and value
 
 log = telemetry.logger(__name__)
@@ -107,7 +107,7 @@ class _ReloadLimits:
         self._characters += sum(len(playbook.text) for playbook in file.playbooks)
 
 
-class StaticCatalog:
+class StaticCatalog:  # a `ports.playbooks.Catalog`, as it is for simulations
     def __init__(self, playbooks: Iterable[YamlPlaybook], actions: Actions) -> None:
         self._actions = actions
         self._snapshot = _snapshot(playbooks)
@@ -149,7 +149,7 @@ class Library(StaticCatalog):
         self._roots = tuple(roots)
         self._metrics = metrics
         self._files: dict[Path, LoadedFile] = {}
-        self._reloading = threading.Lock()
+        self._reloading = threading.Lock()  # `reload` runs in threads; readers take `_snapshot` as a whole
         self._seconds = seconds
         self._retry_backoff = Backoff(first=_RETRY, longest=RESCAN)
 
@@ -214,6 +214,7 @@ class Library(StaticCatalog):
             await asyncio.sleep(_RETRY)
             await asyncio.to_thread(self.reload)
             return
+        # `rust_timeout` and `debounce` are in ms.
         async for _ in watchfiles.awatch(
             *present, watch_filter=None, rust_timeout=int(RESCAN * 1000), yield_on_timeout=True, debounce=200
         ):

@@ -42,7 +42,7 @@ class QuotedQuery(Struct, frozen=True):
 
 
 def _written(value: Any) -> str:
-    # An empty text would match series without the label.
+    # Not an empty text for None: it would match series without the label.
     return "None" if value is None else as_text(value)
 
 

@@ -22,10 +22,10 @@ from trainmedic_server.domain.run import OrderKind, Run
 log = telemetry.logger(__name__)
 
 Payload = Mapping[str, Any]
-_LONGEST_NOTICE = 1_000
+_LONGEST_NOTICE = 1_000  # characters
 
 
-class Orders(Protocol):
+class Orders(Protocol):  # of `engine.service.Engine`
     async def order(
         self,
         run_id: str,

@@ -19,10 +19,10 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.ports.ending import end_tasks
 
 ACKNOWLEDGE_AFTER = 2.0
-_FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0  # seconds
 _STABLE_AFTER = 30.0
 """Seconds after which a connection that Slack ended is reopened at once: it does so every few hours."""
-_MOST_CLICKS_AT_ONCE = 20
+_MOST_CLICKS_AT_ONCE = 20  # no further message is read until one of them is done
 _MOST_MESSAGE_BYTES = 1 << 20
 _SILENT_LOGGER = logging.getLogger("trainmedic.slack.silent")
 _SILENT_LOGGER.disabled = True  # The library logs URLs, which contain tickets.

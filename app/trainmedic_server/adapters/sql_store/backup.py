@@ -12,7 +12,7 @@ from urllib.parse import quote
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, postgresql
 
-_BUSY_SECONDS = 30.0
+_BUSY_SECONDS = 30.0  # longest wait for another process's lock
 
 
 def copy(url: str, target: Path) -> int:

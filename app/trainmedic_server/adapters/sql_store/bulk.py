@@ -63,11 +63,11 @@ class BulkInsert:
                 left -= count
 
 
-_made: dict[tuple[str, str, str], BulkInsert] = {}
+_made: dict[tuple[str, str, str], BulkInsert] = {}  # by dialect, table and conflict rule; shared by all stores
 
 
 class UnitRecords:
-    """Records in a unit of work. Each `connection()` begins its savepoint."""
+    """Records in a unit of work. `connection()` ensures the unit's savepoint."""
 
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection

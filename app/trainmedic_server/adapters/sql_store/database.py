@@ -145,7 +145,7 @@ class OwnerLock:
             )
 
     def release(self) -> None:
-        """The lock file stays: two servers could lock two files of one name."""
+        """The lock file stays: once removed, two servers could lock different files."""
         if self._name is not None:
             self._name.release()
         self._file.release()
@@ -195,7 +195,8 @@ class OwnerLock:
 
 def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
     engine = sa.create_engine(url, poolclass=pool.NullPool, connect_args=_connect_args(busy_timeout))
-    # Checkpoint the write-ahead log every 32 MB, not 4: pages that change often are written less often.
+    # Checkpoint the write-ahead log every 8,000 pages of 4 KiB, not 1,000: pages that change often are written less
+    # often. A negative cache size is in KiB.
     pragmas = ("cache_size = -32768", "journal_size_limit = 67108864", "wal_autocheckpoint = 8000")
     _prepare(engine, begin="BEGIN IMMEDIATE", pragmas=pragmas)
     return engine
@@ -240,9 +241,9 @@ def _memory_dialect() -> sa.Dialect:
 def _connect_args(busy_timeout: timedelta) -> dict[str, Any]:
     return {
         "timeout": busy_timeout.total_seconds(),
-        "check_same_thread": False,
+        "check_same_thread": False,  # pools pass connections between threads
         "cached_statements": 512,
-        "isolation_level": None,
+        "isolation_level": None,  # the driver begins no transactions: `on_begin` does
     }
 
 

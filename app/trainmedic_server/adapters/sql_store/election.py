@@ -22,7 +22,7 @@ class Election:
         self._takeover = takeover
         self._address = address
         self._session: postgresql.LockSession | None = None
-        self.why = "it has just started"  # Why this server does not work yet, for its answers as a standby.
+        self.why = "it has just started"  # Why this server is not the leader yet, for its answers as a standby.
         self.holder = ""  # Address of the leader, empty if unknown.
 
     async def win(self) -> postgresql.LockSession:

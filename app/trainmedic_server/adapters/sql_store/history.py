@@ -35,9 +35,9 @@ from trainmedic_server.ports.tallies import PlaybookTally, TallySource
 
 T = TypeVar("T")
 
-_RUNS_PER_READ = 100
+_RUNS_PER_READ = 100  # of a stream
 
-_EVENTS_PER_READ = 1000
+_EVENTS_PER_READ = 1000  # of `events_of_jobs`
 
 _EVENTS_OF = sa.select(events).where(events.c.run_id == sa.bindparam("run")).order_by(events.c.seq)
 _EVENTS_AFTER = (

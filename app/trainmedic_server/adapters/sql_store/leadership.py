@@ -18,7 +18,7 @@ from datetime import timedelta
 
 from trainmedic_server import errors, telemetry
 
-EXIT_CODE = 3
+EXIT_CODE = 3  # of a former leader that shuts down or cannot restart
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # The first also counts while the machine sleeps.
 _ENDED_BY_PEER = getattr(select, "POLLRDHUP", 0)  # Without this event, a session's end is detected by its silence.
@@ -34,7 +34,8 @@ def restart_process(reason: str) -> None:
     """Replace this process by its command without unwinding, which could act. The PID stays, so no supervisor delays
     the restart. End the process instead on a shutdown, or if the restart fails.
     """
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # The command line restores it once the signal was sent.
+    # On a shutdown: the command line restores the default handler once it has received the signal.
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         os._exit(EXIT_CODE)
     log.critical("this server is no longer the leader and restarts; the new leader continues its runs", why=reason)
     for stream in (sys.stdout, sys.stderr):

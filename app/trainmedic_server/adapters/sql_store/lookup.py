@@ -32,7 +32,7 @@ class Lookup:
         self._prepared: dict[str, _Prepared] = {}
 
     def rows(self, connection: sa.Connection, keys: Collection[str], **others: Any) -> list[Row]:
-        """`others` are the select's further values. Its order holds within each of the lists of at most 256 keys."""
+        """`others` are the select's further values. The select's order holds within each list of at most 256 keys."""
         dialect = connection.dialect
         prepared = self._prepared.get(dialect.name)
         if prepared is None:

@@ -36,7 +36,7 @@ from trainmedic_server.domain.time_gaps import TimeGap
 
 Row = Sequence[Any]
 
-_PHASES = (APPROVAL, *EVERY_PHASE)
+_PHASES = (APPROVAL, *EVERY_PHASE)  # in the order of a run's steps
 _NO_UNDO = (None,) * 11  # values of the columns ``undo_…``
 
 

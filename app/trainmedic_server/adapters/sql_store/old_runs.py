@@ -44,7 +44,7 @@ _TABLES_OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
 }
 _LAST_EVENTS = sa.select(events.c.run_id, sa.func.max(events.c.seq)).group_by(events.c.run_id)
 
-# Runs work that writes in a transaction, and returns its number of deleted runs.
+# `Delete` runs work in a write transaction, and returns how many runs that deleted. `Read` runs work that only reads.
 Delete: TypeAlias = Callable[[Callable[[SqlTransaction], int]], Awaitable[int]]
 Read: TypeAlias = Callable[[Callable[[sa.Connection], Any]], Awaitable[Any]]
 

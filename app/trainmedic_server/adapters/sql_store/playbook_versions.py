@@ -1,3 +1,4 @@
+# Versions of a playbook that its runs used, for `GET /playbooks/{name}/versions`.
 from __future__ import annotations
 
 from collections.abc import Sequence

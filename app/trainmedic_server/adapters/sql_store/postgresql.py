@@ -114,7 +114,7 @@ class LockSession:
             {
                 "idle_session_timeout": seconds,
                 "idle_in_transaction_session_timeout": seconds,
-                "statement_timeout": seconds / 2,
+                "statement_timeout": seconds / 2,  # ends before `Leadership` gives up, after two thirds
                 "lock_timeout": seconds / 6,
                 "tcp_user_timeout": seconds,
             },

@@ -19,7 +19,7 @@ MIGRATIONS = Path(__file__).with_name("migrations")
 FIRST = "0018"  # Oldest revision that this release migrates.
 EARLIER_RELEASE = "trainmedic-server 0.1.0 of commit 005226a75fe5"
 _VERSION = sa.text("SELECT version_num FROM alembic_version")
-_LOG_EVERY = 10.0
+_LOG_EVERY = 10.0  # seconds
 
 
 def current(connection: sa.Connection) -> str | None:

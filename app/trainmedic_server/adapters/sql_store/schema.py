@@ -307,9 +307,9 @@ partial_index("ix_alerts_not_reacted", alerts.c.first_heard_at, where="reacted =
 sa.Index("ix_alerts_last_heard", alerts.c.last_heard_at)
 sa.Index("ix_run_alerts_alert", run_alerts.c.fingerprint, run_alerts.c.starts_at)
 
-# one page of the history for each filter: equality first, then the time. Runs of one moment are sorted when read,
-# because IDs would be more than half of each index. PostgreSQL includes IDs: a search by several filters reads only
-# indexes, and it has no row numbers as SQLite has
+# one page of the history for each filter: equality first, then the time. IDs are no keys, because they would be more
+# than half of each index; runs of one moment are sorted when read. On PostgreSQL, migrations add IDs with INCLUDE: a
+# search by several filters then reads only indexes, for which SQLite has row numbers.
 # Most exclude members of groups, because a page shows a group as one run. Pruning and the breaker need members, in the
 # indexes of the time and of the decision.
 _page_index("created")
@@ -333,8 +333,8 @@ _page_index("also", where="also IS NOT NULL")
 partial_index("ix_touched_nodes_node", touched_nodes.c.node, touched_nodes.c.run_id, where=_IS_NAMED)
 sa.Index("ix_orders_actor", orders.c.actor, orders.c.run_id)
 
-# guards: cooldown of a target. With the status, although implied by the condition: SQLite reads only the index if that
-# has all compared columns
+# guards: cooldown of a target. The status is a column although the condition implies it: SQLite answers from the index
+# alone only if that has all compared columns
 partial_index(
     "ix_runs_cooldown", runs.c.playbook, runs.c.target_key, runs.c.ended_at, runs.c.status, where=_WAS_STARTED
 )

@@ -217,7 +217,7 @@ PLAYBOOK_TEXT = sa.select(schema.playbook_versions.c.text).where(
 )
 
 
-# A member of this name: in a text, its quotes would have a backslash before them.
+# Finds only a member of this name: inside a text, JSON puts a backslash before quotes.
 _NAME_IN_JSON = r'[{,]"alertname":"((?:[^"\\]|\\.)*)"'
 
 

@@ -35,6 +35,7 @@ class SharedWritesRefused(Exception):
     """Several units' writes failed. Each must run alone, so that only the faulty one fails."""
 
 
+# `writer.Committer` makes one for each unit of work. The unit uses it only during its call, in the committing thread.
 class SqlTransaction(Transaction):
     """`shared` has the writes of earlier units of the transaction. A `guarded` unit begins with a savepoint: a database
     error reverts only this unit.
@@ -139,7 +140,7 @@ class SqlTransaction(Transaction):
 
     def _flushed_if(self, concerns: Callable[[PendingWrites], object]) -> sa.Connection:
         """Flush only if `concerns` returns true for pending writes, which the next read would miss."""
-        if concerns(self._own):
+        if concerns(self._own):  # Earlier units first: own writes may refer to their rows.
             send_shared(self._connection, self._flush, self._shared)
             self._send_own()
         elif concerns(self._shared):

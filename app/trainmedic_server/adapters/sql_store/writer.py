@@ -32,7 +32,7 @@ _MOST_UNITS = 500  # In one transaction, so that its units do not wait for all o
 class UnitOfWork(Struct, eq=False):
     work: Callable[[SqlTransaction], Any]
     future: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
+    loop: asyncio.AbstractEventLoop  # the caller's, in which `future` gets the outcome
     result: Any = None
     error: BaseException | None = None
 
@@ -175,7 +175,7 @@ class StoreWriter:
             first, self._closed = not self._closed, True
             if first:
                 self._queue.put(None)
-        self._thread.join()
+        self._thread.join()  # after it has committed what was queued
 
     def _work(self) -> None:
         ended = False
