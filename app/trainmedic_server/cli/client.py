@@ -84,7 +84,8 @@ class Client:
     def _streamed(
         self, path: str, params: Mapping[str, Any] | None, headers: Mapping[str, str]
     ) -> Generator[str, None, None]:
-        # The server sends comments in quiet times, so a silent minute means a lost connection.
+        # Event streams have comments in quiet times, so a silent minute means a lost connection. A log search
+        # without --follow has none, and can take longer: `cli/log_lines` then advises to narrow it.
         timeout = httpx.Timeout(60.0, connect=5.0)
         with (
             self._errors_translated(),

@@ -151,7 +151,7 @@ def _line_of(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | N
 
 
 def _place_at(at: datetime, shown: list[ShownLine], place: LogPlace | None) -> LogPlace:
-    """Return the place after this time's lines; pages up to `place` have shown others."""
+    """Return the place after this time's lines, including those on pages up to `place`."""
     passed = sum(line.at == at for line in shown)
     return LogPlace(at, passed + (place.passed if place is not None and place.at == at else 0))
 

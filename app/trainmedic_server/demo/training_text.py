@@ -11,7 +11,7 @@ from trainmedic_server.demo.faults import FaultKind
 
 SPOILED_BATCHES = 120
 EXPLODED_SECONDS = 15.0
-_EXPLOSION = 500.0
+_EXPLOSION = 500.0  # factor of the gradients
 _STEP_SECONDS = 0.1
 
 

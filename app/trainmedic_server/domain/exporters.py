@@ -83,7 +83,7 @@ def is_of_own_node(labels: AlertLabels) -> bool:
 def is_unknown(labels: AlertLabels) -> bool:
     """Return whether an exporter that is not central may still measure other machines than its own.
 
-    With an unsuitable port and no names, or unusual names and no port, ``instance`` is the measured machine.
+    Without names, only `_PORTS_OF_OTHERS` are unknown. Unlisted names are unknown with any port.
     """
     names = _names(labels)
     if not names:

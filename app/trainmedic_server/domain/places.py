@@ -18,7 +18,7 @@ def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
             return _NOWHERE
 
 
-# Callers have no topology: of a kind whose nodes only it knows, they belong in `Run.also` (`engine/matching`).
+# Callers have no topology. If only it knows a target's nodes, they must be in `Run.also` (`engine/matching`).
 def counted_nodes(target: Target) -> frozenset[str]:
     """Return the nodes that a run on the target counts for the breaker and ``min_available``."""
     match target.kind:
