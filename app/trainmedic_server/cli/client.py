@@ -24,7 +24,7 @@ from trainmedic_server import __version__
 
 R = TypeVar("R")
 
-_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+_TIMEOUT = httpx.Timeout(30.0, connect=5.0)  # seconds
 _HINTS = {401: "Pass a token with --token or TRAINMEDIC_TOKEN.", 403: "The token's role does not allow it."}
 
 

@@ -23,7 +23,7 @@ PAGE_LINES = 200
 _WINDOW_LINES = 2000  # a window with more lines is searched in parts
 _WINDOW_CHARACTERS = 8_000_000  # bounds the memory
 _FIRST_WINDOW = timedelta(seconds=30)
-_LEAST_WINDOW = timedelta(milliseconds=1)
+_LEAST_WINDOW = timedelta(milliseconds=1)  # not shortened, however many lines it has
 _GROWTH = 8
 """Factor from a window to the next longer or shorter one."""
 _MOST_SECONDS = 20.0  # after which no further window is searched; the page leads on

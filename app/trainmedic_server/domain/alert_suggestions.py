@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from trainmedic_server.domain.proof import XID_LABELS
 
 _LONGEST = 4_000  # characters of a text that are read
-_WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
+_WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")  # of CamelCase or snake_case
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _ASCII_NAME = re.compile(r"[A-Za-z0-9_.:/ -]+")  # for other names, annotations count too
 _SHARED_TYPES = (  # file systems whose free space is not that of a node's disks: shared, in memory, layers, read-only

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from trainmedic_core.fields import Duration
 
 _FIRST_DAY = datetime(1, 1, 2, tzinfo=UTC)  # the first whose times exist in all zones
-_ANY_DAY = datetime(2024, 1, 1, tzinfo=UTC)
+_ANY_DAY = datetime(2024, 1, 1, tzinfo=UTC)  # a valid schedule has a time after it
 _LONGEST_WINDOW = timedelta(days=50 * 365)  # every schedule comes within it: CronSim refuses rarer ones
 _FIELDS = "write minute, hour, day of month, month and day of week, such as 0 2 * * 2"
 

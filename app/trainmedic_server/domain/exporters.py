@@ -47,8 +47,8 @@ _PORTS_OF_OTHERS = frozenset(
 # labels that name an exporter
 _NAMING = ("job", "service", "container", "pod")
 _NAMING_EXPORTED = tuple(EXPORTED + name for name in _NAMING)
-_LONGEST_KEPT = 255
-_LONGEST_READ = 1000  # characters of names
+_LONGEST_KEPT = 255  # characters of a cached name
+_LONGEST_READ = 1000  # characters of all names
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
 _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 

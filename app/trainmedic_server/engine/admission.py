@@ -187,6 +187,7 @@ class Admitter:
     def _known_stand_in(self, alert: Alert) -> AlertRecord | None:
         if not alert.is_stand_in:
             return None
+        # A repeated event starts later, so its identity is not that of the record.
         newest = self._facts.newest.get(alert.fingerprint)
         is_repeated = newest is not None and beginnings.is_repeated(newest.alert, alert)
         return newest if is_repeated else self._facts.records.get(alert.identity)
