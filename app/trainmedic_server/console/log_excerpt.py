@@ -26,7 +26,7 @@ _FIRST_WINDOW = timedelta(seconds=30)
 _LEAST_WINDOW = timedelta(milliseconds=1)  # not shortened, however many lines it has
 _GROWTH = 8
 """Factor from a window to the next longer or shorter one."""
-_MOST_SECONDS = 20.0  # after which no further window is searched; the page leads on
+_MOST_SECONDS = 20.0  # after which no further window is searched; the page links to the rest
 _JUST_BEFORE = timedelta(microseconds=1)  # smallest step: `until` excludes its own time
 _MOST_NOTES = 20
 

@@ -25,7 +25,7 @@ _PER_NODE = re.compile(
     "(^|[^a-z])(nodes?|hosts?|machines|servers|workers|compute|bare-?metal|unix|linux|windows|docker|containerd|nvme|"
     "[abhlv][0-9]{2,3}s?|gb[0-9]{3}|mi[0-9]{3}x?)([^a-z]|$)"
 )
-# Programs that measure the way to others, or others' power and cooling.
+# Programs that measure the network to other machines, or their power and cooling.
 _FOR_OTHERS = re.compile("(smoke|gold|[^a-z])ping|probe|icmp|latency|reachab|mesh|aggregat|pdu|cdu|nmx")
 # Also programs that pass on other machines' metrics or measure a fabric, storage, guests or management controllers, on
 # any machine. Some of them also run on each node.

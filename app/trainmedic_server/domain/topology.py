@@ -25,7 +25,7 @@ Jobs: TypeAlias = frozenset[str]
 JobsByName: TypeAlias = Mapping[str, Jobs]
 """Jobs by node, GPU (`gpu_names.key`) or pod (``<namespace>/<name>``)."""
 
-SLURM = "slurm:"  # prefix of Slurm job IDs as names
+SLURM = "slurm:"  # begins the name of a job in Slurm: `slurm:<job ID>`
 
 _NO_JOBS: Jobs = frozenset()
 
