@@ -18,6 +18,7 @@ from trainmedic_server.domain.playbook_target import JOBS, ON_NODE, is_group, ki
 from trainmedic_server.domain.run import StepStatus
 from trainmedic_server.domain.value_types import ANY, NUMBER, TEXT, TEXT_LIST, TEXTS, Each, Shape
 
+# Names in expressions: before a run (`names_before_run`), and in a run's steps.
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
 INPUTS = "inputs"
 ENDED_RUN = "ended_run"

@@ -24,7 +24,7 @@ from trainmedic_server import __version__
 
 R = TypeVar("R")
 
-_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+_TIMEOUT = httpx.Timeout(30.0, connect=5.0)  # seconds
 _HINTS = {401: "Pass a token with --token or TRAINMEDIC_TOKEN.", 403: "The token's role does not allow it."}
 
 
@@ -84,7 +84,8 @@ class Client:
     def _streamed(
         self, path: str, params: Mapping[str, Any] | None, headers: Mapping[str, str]
     ) -> Generator[str, None, None]:
-        # The server sends comments in quiet times, so a silent minute means a lost connection.
+        # Event streams have comments in quiet times, so a silent minute means a lost connection. A log search
+        # without --follow has none, and can take longer: `cli/log_lines` then advises to narrow it.
         timeout = httpx.Timeout(60.0, connect=5.0)
         with (
             self._errors_translated(),

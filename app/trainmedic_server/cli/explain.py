@@ -122,7 +122,7 @@ def _explain_by_files(
     alert_map: Sequence[Path],
     as_test: bool,
 ) -> Any:
-    # With FastAPI, which takes longer to import than other commands of the group run.
+    # These import FastAPI, which takes longer than the group's other commands run.
     from trainmedic_server.api import alert_list, explanations, given_alerts, test_text
 
     actions, now = registry.specs_only(), SystemClock().now()

@@ -36,12 +36,12 @@ _COLUMNS = (
     "also",
 )  # fmt: skip
 _HEADER = ("WHEN", "RUN", "ALERT", "PLAYBOOK", "TARGET", "RESULT", "TOOK", "WHAT")
-_MOST_FOLDED = 20  # decisions that are read for each row, as equal ones share a row
+_MOST_FOLDED = 20  # most decisions read for a row: equal ones share it
 # Fixed while following, because later rows are unknown. The last column takes the rest.
 _WIDTHS = (6, 8, 20, 20, 22, 15, 11, 0)
-_MOST_KEPT = 1000  # runs whose events are shown without asking for the run again; some 10 KB each
+_MOST_KEPT = 1000  # most runs in memory while following, to not request one for each event; some 10 KB each
 _PERHAPS_RUN = re.compile(r"[0-9a-f-]{6,36}")
-_LONGEST_PAUSE_SECONDS = 30.0
+_LONGEST_PAUSE_SECONDS = 30.0  # before the next connection
 
 Item = listing.Item
 

@@ -20,7 +20,7 @@ NEGOTIATED_REVISIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Protocol revisions that ``initialize`` negotiates."""
 PER_REQUEST_REVISION = "2026-07-28"  # Protocol revision that each request states
 REVISION_KEY = "io.modelcontextprotocol/protocolVersion"
-_PARSE_ERROR, _INVALID_REQUEST, _UNKNOWN_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602
+_PARSE_ERROR, _INVALID_REQUEST, _UNKNOWN_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602  # JSON-RPC
 _UNSUPPORTED_REVISION = -32022
 _INSTRUCTIONS = (
     "Trainmedic repairs LLM-training GPU clusters with playbooks when alerts fire. These tools show what it knows and "

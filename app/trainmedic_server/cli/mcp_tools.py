@@ -181,7 +181,7 @@ def _logs(reader: Reader, arguments: Arguments) -> Any:
     most = arguments.get("limit", 100)
     names = ("rank", "node", "attempt", "since", "until", "grep", "level", "kernel")
     path = f"jobs/{_path_segment(arguments['job'])}/logs"
-    return reader.lines(path, _query_of(arguments, *names, limit=most), most + 1)  # and a note
+    return reader.lines(path, _query_of(arguments, *names, limit=most), most + 1)  # one more for a note
 
 
 def _playbook(reader: Reader, arguments: Arguments) -> Any:

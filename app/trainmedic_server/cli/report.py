@@ -60,7 +60,8 @@ def _job_lines(report: Mapping[str, Any]) -> Iterator[str]:
     unit = f" {words.plain(report.get('throughput_unit'))}"
 
     def part(name: str, key: str, lines: Callable[[Any], Iterator[str]]) -> Iterator[str]:
-        """Yield a figure, or why it is unknown, and its details. `lines` are both."""
+        """Yield a figure, or why it is unknown, and its details."""
+        # `lines` yields the figure first, then the details.
         value = report.get(key)
         shown = iter(()) if value in (None, {}, []) else lines(value)
         yield _figure(name, next(shown, None), unknown.get(key))

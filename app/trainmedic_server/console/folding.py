@@ -12,7 +12,7 @@ _COMMA_SEPARATED = ("status", "playbook", "decision")
 _PAGE = 60  # items of the first request
 _FEW_ROWS = 30  # fewer folded rows: more items are read
 _MORE = 250  # items of each further request
-_MOST_READ = 1_000
+_MOST_READ = 1_000  # items for one page
 
 
 async def read_rows(

@@ -45,7 +45,7 @@ _RUN_ID = re.compile(r"(?<![\w-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?
 
 def moment(value: Any) -> datetime | None:
     """Return None without a zone, or outside the range of dates."""
-    # Reports of jobs may have any.
+    # Jobs may report any text as a time.
     at = times.read(value)
     try:
         return at.astimezone(UTC) if at is not None and at.tzinfo is not None else None

@@ -23,10 +23,10 @@ PAGE_LINES = 200
 _WINDOW_LINES = 2000  # a window with more lines is searched in parts
 _WINDOW_CHARACTERS = 8_000_000  # bounds the memory
 _FIRST_WINDOW = timedelta(seconds=30)
-_LEAST_WINDOW = timedelta(milliseconds=1)
+_LEAST_WINDOW = timedelta(milliseconds=1)  # not shortened, however many lines it has
 _GROWTH = 8
 """Factor from a window to the next longer or shorter one."""
-_MOST_SECONDS = 20.0  # after which no further window is searched; the page leads on
+_MOST_SECONDS = 20.0  # after which no further window is searched; the page links to the rest
 _JUST_BEFORE = timedelta(microseconds=1)  # smallest step: `until` excludes its own time
 _MOST_NOTES = 20
 
@@ -151,7 +151,7 @@ def _line_of(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | N
 
 
 def _place_at(at: datetime, shown: list[ShownLine], place: LogPlace | None) -> LogPlace:
-    """Return the place after this time's lines; pages up to `place` have shown others."""
+    """Return the place after this time's lines, including those on pages up to `place`."""
     passed = sum(line.at == at for line in shown)
     return LogPlace(at, passed + (place.passed if place is not None and place.at == at else 0))
 

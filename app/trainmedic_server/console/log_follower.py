@@ -32,7 +32,7 @@ _MOST_ROWS = 300  # lines in one event
 _BETWEEN_SECONDS = 0.5  # between two events, which collect lines
 _LONGEST_GAP = timedelta(minutes=10)  # a reconnecting page gets missed lines of this period
 _LONGEST_SECONDS = 2 * 3600.0
-_MOST_NOTES = 10
+_MOST_NOTES = 10  # in one event
 _FULL = (
     "{most} pages follow logs already, the maximum. Close one of them and press Follow again. Until then, use Search "
     "for new lines."

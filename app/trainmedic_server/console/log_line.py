@@ -14,11 +14,13 @@ from trainmedic_core.plain_text import visible
 from trainmedic_logs.domain.log_search import read_time
 from trainmedic_logs.lines.raw_text import text_of
 
+# In characters of a line.
 LONGEST_SHOWN = 8000
 FOLDED_FROM = 600
 _BEFORE_FOLD = 300
 _AROUND_MATCH = 100
-_MOST_MATCHES = 50
+
+_MOST_MATCHES = 50  # marked in a line
 _LONGEST_NAME = 253
 _LEAST_OF_FINDING = 6  # Shorter lines of a finding could match other lines
 _MARK = Markup("<mark>{}</mark>")

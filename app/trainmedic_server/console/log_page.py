@@ -66,7 +66,7 @@ async def log(page: PageRequest) -> Response:
         levels=[level.value for level in LogLevel],
         permanent=view.permanent(now),
         behind=excerpt.end or LogPlace(now),  # the follower begins there
-        look=page.renderer.base.link + "/approvals",  # the script updates the head from there: a search is slow
+        look=page.renderer.base.link + "/approvals",  # the script updates the head from that page: a log search is slow
     )
 
 

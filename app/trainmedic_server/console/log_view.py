@@ -22,7 +22,7 @@ LASTS = ("1m", "5m", "10m", "1h", "24h")
 USUAL_LAST = "10m"
 AROUND = timedelta(minutes=1)
 FILTERS = ("rank", "local_rank", "node_rank", "node", "attempt", "level", "kernel")
-_MOST_PASSED = 50_000
+_MOST_PASSED = 50_000  # lines of one time
 _PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
 
 

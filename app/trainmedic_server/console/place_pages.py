@@ -16,6 +16,7 @@ from trainmedic_server.console.rank_losses import losses_of
 from trainmedic_server.http.problems import HttpProblem
 from trainmedic_server.presentation import times
 
+# Slow parts are read only with the query parameter `whole`. The shown page requests them so (hx-get, "load").
 _MOST_FINDINGS = 20
 _CURVES_SINCE = "6h"
 JOB_LABELS = {
@@ -45,7 +46,7 @@ async def jobs(page: PageRequest) -> Response:
 
 
 async def job(page: PageRequest) -> Response:
-    """``whole`` adds the slow curves, which the shown page requests."""
+    """``whole`` adds the slow curves."""
     name = page.parameters["job"]
     shown = await _item_named(page, "/jobs", name)
     runs, more = await folding.runs(page, {"job": name})

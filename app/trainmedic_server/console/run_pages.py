@@ -107,7 +107,7 @@ async def short_link(page: PageRequest) -> Response:
 
 
 def folded_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Show repeated events in a row as the last, with their number as ``times``."""
+    """Fold repeated events in a row into the last, with their number as ``times``."""
     shown: list[Mapping[str, Any]] = []
     for (kind, _), alike in itertools.groupby(events, key=lambda event: (event["kind"], event["data"].get("step"))):
         row = list(alike)

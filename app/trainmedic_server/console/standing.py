@@ -54,7 +54,7 @@ class ServerStanding:
             if self._kept is None or self._kept_at < oldest or self._kept.seq < since:
                 asked_at = time()
                 self._kept = await self._ask(asked_at)
-                self._kept_at = asked_at  # not before: a cancelled request must not make the earlier state a fresh one
+                self._kept_at = asked_at  # not earlier: a cancelled request must leave the old state old
             return self._kept
 
     async def _ask(self, time: float) -> StandingView:

@@ -14,9 +14,9 @@ import httpx
 
 from trainmedic_server.errors import DemoFailed
 
-_END_SECONDS = 15.0
+_END_SECONDS = 15.0  # from SIGTERM to SIGKILL
 _POLL_SECONDS = 0.1
-_LAST_LINES = 15
+_LAST_LINES = 15  # of the output, in an error
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _libc = ctypes.CDLL(None)
 

@@ -45,7 +45,7 @@ class DemoRule(Struct, frozen=True):
 
 
 RULES = (
-    # A single bad batch is no jump.
+    # The lowest of five losses: a single bad batch is no jump.
     DemoRule(
         *("TrainingLossSpike", "training_loss_lowest_of_five", PastComparison.RISEN, 0.9, 40, "training"),
         "The loss of {job_name} jumped",
@@ -54,7 +54,8 @@ RULES = (
         *("GradientExplosion", "gradient_norm", PastComparison.ABOVE, 40, 5, "training"),
         "The gradients of {job_name} exploded",
     ),
-    # Longer than a GPU needs to cool, so that the cap does not end at the temperature that caused it.
+    # The alert fires for 25 s after the last value above the limit. By then the capped GPU has cooled, so that the cap
+    # does not end near the limit.
     DemoRule(
         *("GPUTemperatureHigh", "gpu_temperature_celsius", PastComparison.ABOVE, 85, 25, "gpu"),
         "GPU {gpu_id} on {node} is hot",

@@ -21,10 +21,10 @@ from trainmedic.job.parameters import Rollback, ScaleLr
 from trainmedic_server.demo.faults import FaultKind
 from trainmedic_server.demo.training_text import SPOILED_BATCHES, Explosion, FaultFile, StepPace, training_text
 
-_BATCH = 64
+_BATCH = 64  # pairs of characters
 _LEARNING_RATE = 4.0
-_CHECKPOINT_EVERY, _KEPT = 40, 10
-_CLIP = 1.0
+_CHECKPOINT_EVERY, _KEPT = 40, 10  # steps, and checkpoints
+_CLIP = 1.0  # largest norm of the gradient
 Pairs = Sequence[tuple[int, int]]
 
 

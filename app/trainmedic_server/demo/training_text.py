@@ -9,9 +9,9 @@ from pathlib import Path
 
 from trainmedic_server.demo.faults import FaultKind
 
-SPOILED_BATCHES = 120
+SPOILED_BATCHES = 120  # with random labels, from one fault
 EXPLODED_SECONDS = 15.0
-_EXPLOSION = 500.0
+_EXPLOSION = 500.0  # factor of the gradients
 _STEP_SECONDS = 0.1
 
 

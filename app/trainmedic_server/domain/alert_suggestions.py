@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from trainmedic_server.domain.proof import XID_LABELS
 
 _LONGEST = 4_000  # characters of a text that are read
-_WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
+_WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")  # of CamelCase or snake_case
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _ASCII_NAME = re.compile(r"[A-Za-z0-9_.:/ -]+")  # for other names, annotations count too
-_SHARED_TYPES = (  # file systems that do not show the room on a node's disks: shared, in memory, layers, read-only
+_SHARED_TYPES = (  # file systems whose free space is not that of a node's disks: shared, in memory, layers, read-only
     r"nfs|lustre|ceph|gpfs|beegfs|fuse|cifs|smb|wekafs|glusterfs|virtiofs|gfs2|ocfs2|orangefs|9p|afs|daos|vastnfs|"
     r"tmpfs|ramfs|devtmpfs|overlay|squashfs"
 )
@@ -29,6 +29,7 @@ _SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
 _QUOTED = re.compile(r'"[^"]*"')
 _ABSENCE = re.compile(r"\babsent(?:_over_time)?\s*\(")
 _MISSING_DATA_WORDS = ("absent", "missing", "stale", "nodata", "scrape")
+# parts of metric names
 _GROWS_WITH_THE_FAULT = ("used", "temp", "usage")
 _SHRINKS_WITH_THE_FAULT = ("free", "avail")
 _TRANSLATED = {  # parts of words in other scripts
@@ -65,7 +66,7 @@ _TRANSLATED = {  # parts of words in other scripts
     "显卡": "gpu",
     "空闲": "idle",
 }
-_COMPOUNDS = {
+_COMPOUNDS = {  # words that `_WORD` cannot split
     "notready": "not ready",
     "crashloop": "crash loop",
     "crashlooping": "crash loop",

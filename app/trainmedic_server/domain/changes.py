@@ -55,7 +55,7 @@ def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator
         if step.action is None or not step.attempts:
             continue
         undo = step.undo
-        # A dropped undo of an applied action is one that could not be known.
+        # If the action was applied, a dropped undo means that how to revert it was not known.
         if undo is not None and undo.status not in _NOT_PENDING:
             continue
         if any(each.status is StepStatus.SUCCEEDED for each in reverting(run, step)):

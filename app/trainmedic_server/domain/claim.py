@@ -26,7 +26,7 @@ class Claim(Struct, frozen=True):
 
     def seen_by(self, agents: AgentTopology) -> Claim:
         """Add its GPUs' present UUIDs."""
-        cards = dict(self.cards)  # earlier ones stay: an index may have been used for both
+        cards = dict(self.cards)  # earlier ones stay: the index may have meant either GPU when the run acted
         for target in (self.target, *self.also):
             if target.kind is TargetKind.GPU:
                 gpu = agents.gpus_by_key.get(gpu_names.key(target.gpu or "", target.node))

@@ -48,7 +48,7 @@ _BY_TARGET: Mapping[TargetKind, Component] = {
     TargetKind.GROUP: Component.NODE,
 }
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_LONGEST_NAME = 200
+_LONGEST_NAME = 200  # characters that are read
 
 
 def component_of(labels: Mapping[str, str], playbook: str = "", target: Target | None = None) -> Component:

@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from trainmedic_core.fields import Duration
 
 _FIRST_DAY = datetime(1, 1, 2, tzinfo=UTC)  # the first whose times exist in all zones
-_ANY_DAY = datetime(2024, 1, 1, tzinfo=UTC)
-_LONGEST_WINDOW = timedelta(days=50 * 365)
+_ANY_DAY = datetime(2024, 1, 1, tzinfo=UTC)  # a valid schedule has a time after it
+_LONGEST_WINDOW = timedelta(days=50 * 365)  # every schedule comes within it: CronSim refuses rarer ones
 _FIELDS = "write minute, hour, day of month, month and day of week, such as 0 2 * * 2"
 
 
@@ -80,7 +80,7 @@ class CronWindow(BaseModel):
 
 def opened_at(window: CronWindow, instant: datetime) -> datetime | None:
     """Return the start of the open window, which excludes its end; None if closed."""
-    length = min(window.duration, _LONGEST_WINDOW)  # for a longer one, the same window is open
+    length = min(window.duration, _LONGEST_WINDOW)  # a longer one is open too
     begin = instant - length if instant - _FIRST_DAY > length else _FIRST_DAY
     try:
         opened = next_after(window.schedule, window.timezone, begin)

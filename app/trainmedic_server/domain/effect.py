@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from trainmedic_server.domain.promql import Comparison
 
 BEFORE = timedelta(minutes=10)  # measured period before the act
-AFTER = timedelta(minutes=10)
+AFTER = timedelta(minutes=10)  # measured period after it
 EVERY = timedelta(seconds=30)  # between two values
 AROUND = timedelta(minutes=2)
 """Period of the medians, and maximum age of the value at the act."""

@@ -25,7 +25,7 @@ _PER_NODE = re.compile(
     "(^|[^a-z])(nodes?|hosts?|machines|servers|workers|compute|bare-?metal|unix|linux|windows|docker|containerd|nvme|"
     "[abhlv][0-9]{2,3}s?|gb[0-9]{3}|mi[0-9]{3}x?)([^a-z]|$)"
 )
-# Programs that measure the way to others, or others' power and cooling.
+# Programs that measure the network to other machines, or their power and cooling.
 _FOR_OTHERS = re.compile("(smoke|gold|[^a-z])ping|probe|icmp|latency|reachab|mesh|aggregat|pdu|cdu|nmx")
 # Also programs that pass on other machines' metrics or measure a fabric, storage, guests or management controllers, on
 # any machine. Some of them also run on each node.
@@ -47,8 +47,8 @@ _PORTS_OF_OTHERS = frozenset(
 # labels that name an exporter
 _NAMING = ("job", "service", "container", "pod")
 _NAMING_EXPORTED = tuple(EXPORTED + name for name in _NAMING)
-_LONGEST_KEPT = 255
-_LONGEST_READ = 1000  # characters of names
+_LONGEST_KEPT = 255  # characters of a cached name
+_LONGEST_READ = 1000  # characters of all names
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
 _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 
@@ -83,7 +83,7 @@ def is_of_own_node(labels: AlertLabels) -> bool:
 def is_unknown(labels: AlertLabels) -> bool:
     """Return whether an exporter that is not central may still measure other machines than its own.
 
-    With an unsuitable port and no names, or unusual names and no port, ``instance`` is the measured machine.
+    Without names, only `_PORTS_OF_OTHERS` are unknown. Unlisted names are unknown with any port.
     """
     names = _names(labels)
     if not names:

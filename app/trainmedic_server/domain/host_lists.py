@@ -8,9 +8,9 @@ from collections.abc import Iterator
 MOST_HOSTS = 4096  # of an alert, file or playbook; more would delay other alerts
 MOST_OF_JOB = 100_000  # of a job, as Slurm states them
 LONGEST = 65_536  # characters
-_LONGEST_NAME = 512
+_LONGEST_NAME = 512  # characters
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12})(?:[:/]([0-9]{1,6}))?)?")
-_MOST_BRACKETS = 6  # in a name, or in each other; the recursion ends here, while Slurm reads more
+_MOST_BRACKETS = 6  # in a name, or within each other. Limits the recursion; Slurm reads more
 
 
 class UnreadableHostList(ValueError):

@@ -29,13 +29,13 @@ from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spell
 from trainmedic_server.domain.topology import Pod, Topology
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
-_HOST_AND_PORT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*:[a-z0-9-]{1,15}")  # instances of managed collectors
+_HOST_AND_PORT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*:[a-z0-9-]{1,15}")  # host:port name, of managed collectors
 LIST_LABELS = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")  # may name several nodes
 UNKNOWN = "is no node that is known"  # part of a reason, by which `message_texts` recognises it
 _SHOWN = 5
 _MOST_LOOKED_UP = 20  # hosts of a list; a longer one can name no single node
 _NONE: Nodes = frozenset()
-_MACHINE = re.compile(
+_MACHINE = re.compile(  # label names that ask for a machine
     "(exported_)?(.*_)?(host|hostname|host_name|fqdn|machine|server|nodeid|domain|guest|sysname|vm|vm_?name)"
 )
 _ARCHITECTURE = re.compile("x86_64|amd64|i[3-6]86|aarch64.*|arm.*|ppc64.*|s390x|riscv64")  # ``machine`` of uname
@@ -253,7 +253,8 @@ class NodeEvidence:
         (node,) = common
         instance = self._instance
         if instance is not None and instance.nodes and node not in instance.nodes and not self._listings:
-            # Where a central exporter runs does not matter, unless only a relayed ``exported_instance`` is against it.
+            # A central exporter may run on any node, so this is no conflict, unless all that names the other node is a
+            # relayed ``exported_instance``.
             is_pushed = all(naming.label.name.lower() == "exported_instance" for naming in known)
             if is_pushed or not self.is_of_central:
                 shown = "; ".join(naming.described(self._topology) for naming in (*known, instance)[:_SHOWN])
@@ -344,9 +345,9 @@ class NodeEvidence:
         return Unresolved("target_ambiguous", f"the alert may be about another machine: {shown}; {where}")
 
     def _rivals(self, node: str) -> Iterator[Naming]:
-        """Yield labels that name another known node, or whose name asks for a machine and whose value is unknown.
+        """Yield labels with another known node, or with an unknown value under a name for machines (`_MACHINE`).
 
-        An exporter of its own node may have other values, such as a virtual host, and labels of the whole site.
+        Unknown values do not count if the exporter measures its own node: they may be virtual hosts.
         """
         if self._is_of_lines:
             return
@@ -354,6 +355,7 @@ class NodeEvidence:
         place = self._instance.host if self._instance is not None else node
         for label in islice(self._labels.others(_NO_RIVALS), _MOST_RIVALS):
             asks = _asks_for_machine(label.name)
+            # Labels of the whole site may name another node, so only those that ask for a machine count.
             if (is_sure and not asks) or not (host := _host_in_text(label.value)):
                 continue
             nodes = self._topology.known.find(host)
@@ -428,7 +430,7 @@ class NodeEvidence:
         return pod if self._instance.host in (pod.name, *pod.addresses) else None
 
     def measuring_workload(self) -> Pod | None:
-        # A job's pod that the alert was scraped from. In the host's network the address tells nothing.
+        # The job's pod from which the alert was scraped. None for a pod in the host's network: its address is a node's.
         instance = self._instance
         if instance is None or instance.nodes:
             return None

@@ -173,6 +173,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
 
     def _is_other_site(self, name: str) -> bool:
         """Return whether full names with its beginning are known, and none is a form of it."""
+        # With ``n1`` and ``n1.a`` known, ``n1.b`` is a node of another site.
         longer = (
             full
             for shorter in _shorter(name)

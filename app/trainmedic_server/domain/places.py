@@ -18,7 +18,7 @@ def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
             return _NOWHERE
 
 
-# Callers have no topology: of a kind whose nodes only it knows, they belong in `Run.also` (`engine/matching`).
+# Callers have no topology. If only it knows a target's nodes, they must be in `Run.also` (`engine/matching`).
 def counted_nodes(target: Target) -> frozenset[str]:
     """Return the nodes that a run on the target counts for the breaker and ``min_available``."""
     match target.kind:
@@ -57,7 +57,7 @@ def gpus_of(target: Target, topology: Topology) -> int | None:
 
 def _nodes_of_job(job: str, topology: Topology) -> frozenset[str]:
     written = (topology.written.reported_by_node, topology.written.observed_by_node)
-    # A node may have another name in each source; one that counted as two would be in none of their lists.
+    # A node may have another name in each source. Pools and attributes are listed under the preferred one.
     listed = (
         *(pod.node for pod in topology.cluster.pods_by_job.get(job, ())),
         *topology.slurm.nodes_by_job.get(job, _NOWHERE),

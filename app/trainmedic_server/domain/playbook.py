@@ -79,7 +79,7 @@ class Rollout(_Model):
         return part_of(self.max_errors, members)
 
     def unavailable_allowed(self, nodes: int) -> int:
-        """Only if `max_unavailable` is set."""
+        """Requires `max_unavailable`."""
         most = self.max_unavailable
         assert most is not None
         return max(part_of(most, nodes), 1) if most else 0

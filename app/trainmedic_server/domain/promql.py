@@ -103,6 +103,7 @@ def narrowed(query: str, labels: Mapping[str, str]) -> str:
     return " ".join([f"({query})", *clauses])
 
 
+# A query is read in pieces, between its templates, which must be inside quotes (`catalog/quoted_query`).
 class QuoteScan:
     def __init__(self) -> None:
         self._inside = ""  # the open quote, or "#" within a comment
@@ -131,7 +132,8 @@ def comparisons(expression: str) -> list[Comparison]:
     """Return the comparison of each ``or`` branch, in order; of ``and`` and ``unless``, the left side's."""
     text = _Text(expression)
     found: list[Comparison] = []
-    # A group: the parts of one left side of ``and`` or ``unless``, the outermost. Only its first comparison counts.
+    # A group is the outermost left side of an ``and`` or ``unless``, with all ``or`` branches in it. Only its first
+    # comparison counts.
     waiting: list[tuple[_Part, object]] = [(text.whole, None)]
     served: object = None  # the last group with a comparison
     while waiting:
@@ -186,7 +188,7 @@ class _Text:
         return _Part(begin, end, depth)
 
     def operands(self, part: _Part) -> list[_Part]:
-        # Of ``or``; the part itself without one.
+        # Operands of ``or``, else the part itself.
         found, begin = [], part.begin
         for place in self._places(part):
             if self._is_named(place, ("or",)):

@@ -24,8 +24,8 @@ _PHRASES: Mapping[str, str] = {
     "driver_says": "does not say which repair it asks for",
     "ask": "needs a person to judge it",
 }
-_LONGEST_VALUE = 60
-_MOST_CODES = 4
+_LONGEST_VALUE = 60  # characters
+_MOST_CODES = 4  # in a reason
 
 
 class AlertProof(StrEnum):

@@ -51,13 +51,13 @@ class Decision(StrEnum):
     BREAKER_OPEN = "breaker_open"
     PAUSED = "paused"
     OBSERVE_ONLY = "observe_only"
-    STALE = "stale"
+    STALE = "stale"  # the alert was too old or had resolved, or a schedule's time was missed
     TARGET_UNKNOWN = "target_unknown"
     TARGET_AMBIGUOUS = "target_ambiguous"
-    TARGET_BUSY = "target_busy"
-    NOT_ACCEPTED = "not_accepted"
-    OUTSIDE_WINDOW = "outside_window"
-    CAPACITY_LIMITED = "capacity_limited"
+    TARGET_BUSY = "target_busy"  # locked by another run until the alert was stale; or a member has an open run
+    NOT_ACCEPTED = "not_accepted"  # the alert map's ``accept`` refuses the alert
+    OUTSIDE_WINDOW = "outside_window"  # ``only_during``
+    CAPACITY_LIMITED = "capacity_limited"  # ``guards.min_available``
 
 
 PASSING = frozenset(
@@ -368,7 +368,7 @@ class Controls(Struct, frozen=True):
     breaker_reason: str | None = None
     alive_at: datetime | None = None  # last heartbeat of a server; None before the first
     pauses: tuple[OperatorPause, ...] = ()
-    breaker_closed_at: datetime | None = None  # when a person last closed the breaker. None if never, or in the future.
+    breaker_closed_at: datetime | None = None  # by a person. None if never, or if the clock was set back to before it.
 
     def breaker_counts_from(self, window_start: datetime) -> datetime:
         """Return the later of the window's start and the last closing."""

@@ -17,7 +17,7 @@ from trainmedic_server.domain.topology import Topology
 
 _MOST_HINTS = 3
 _LONGEST_INDEXES = 100  # characters
-_JOBSET = ("label_jobset_sigs_k8s_io_jobset_name",)
+_JOBSET = ("label_jobset_sigs_k8s_io_jobset_name",)  # kube-state-metrics' form of a JobSet's label
 
 
 def resolve(

@@ -19,13 +19,13 @@ from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.node_names import KnownNodes, NodeNames, is_address, known_nodes, spelled
 from trainmedic_server.domain.withheld import Withheld
 
-MOST_ENTRIES = 200_000  # limit of ranks or GPUs taken from Redis (tens of MB)
+MOST_ENTRIES = 200_000  # most ranks, and most GPUs, read from all presences (tens of MB)
 
 Jobs: TypeAlias = frozenset[str]
 JobsByName: TypeAlias = Mapping[str, Jobs]
 """Jobs by node, GPU (`gpu_names.key`) or pod (``<namespace>/<name>``)."""
 
-SLURM = "slurm:"  # prefix of Slurm job IDs as names
+SLURM = "slurm:"  # begins the name of a job in Slurm: `slurm:<job ID>`
 
 _NO_JOBS: Jobs = frozenset()
 
@@ -124,7 +124,7 @@ class AgentTopology(Struct, frozen=True, dict=True):
         return key if gpu is None else gpu_names.key(gpu.uuid)
 
     def name_of(self, node: str) -> str:
-        """Return the agent's name of a node; `node` without exactly one."""
+        """Return a node's agent name; `node` if none or several fit."""
         called = self.names.called(node) or self.names.related(node)
         return next(iter(called)) if len(called) == 1 else node
 
@@ -155,7 +155,7 @@ class JobTopology(Struct, frozen=True, dict=True):
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     gpus_by_job: Mapping[str, int] = field(default_factory=dict)  # number
     unsure_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Nodes by job with a rank whose GPU the agents do not know; it may be any."""
+    """By job, nodes of ranks whose GPU no agent knows: it may be any there."""
     keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)  # of GPUs (`gpu_names.key`)
     namespace_by_job: Mapping[str, str] = field(default_factory=dict)
     names_by_slurm_id: JobsByName = field(default_factory=dict)
@@ -455,7 +455,7 @@ class Topology(Struct, frozen=True, dict=True):
         return _first(pod, self.written.jobs_by_pod, self.cluster.jobs_by_pod)
 
     def jobs_on_node(self, node: str) -> JobsBySource:
-        observed = self.written.observed_by_node.get(node)  # empty: the inventory states that there is none
+        observed = self.written.observed_by_node.get(node)  # None: not in the inventory; empty: no job is there
         return JobsBySource(
             _first(node, self.written.reported_by_node, self.jobs.jobs_by_node),
             self._jobs_seen_at(node) if observed is None else observed,

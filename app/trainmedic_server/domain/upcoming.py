@@ -23,7 +23,7 @@ class HeldBy(Struct, frozen=True):
     at_deadline: str | None = None
     """What happens then, for people."""
     held_by: HeldBy | None = None
-    is_certain: bool = True  # False if its GPU may be another
+    is_certain: bool = True  # False if it may hold another GPU than the one waited for
 
 
 def clock(at: datetime) -> str:

@@ -41,6 +41,9 @@ _TARGET_NOT_FOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOU
 class Admitter:
     """Decides on alerts one after another. Each decision updates the facts for the next."""
 
+    # No I/O: the same transaction, in the run store's thread, reads `facts` before and writes `changes()` afterwards.
+    # `engine/explanation` has its own thread, and drops the changes.
+
     def __init__(
         self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime, ago: Ago
     ) -> None:
@@ -57,8 +60,8 @@ class Admitter:
         self._repeats: str | None = None
         self._records: dict[Identity, AlertRecord] = {}
         self._runs: dict[str, Run] = {}
-        self._modes: dict[tuple[str, str, tuple[Target | Unresolved, ...]], tuple[Mode, str]] = {}
-        self._steps: dict[tuple[str, str, bool, Sequence[str]], tuple[StepState, ...]] = {}
+        self._modes: dict[tuple[str, str, tuple[Target | Unresolved, ...]], tuple[Mode, str]] = {}  # cache
+        self._steps: dict[tuple[str, str, bool, Sequence[str]], tuple[StepState, ...]] = {}  # cache of initial steps
         self._links: list[tuple[str, Identity]] = []  # run ID and alert
         self._events: list[Event] = []
         self._nodes: set[str] = set()  # targets of started and observed runs: known nodes from now on
@@ -184,6 +187,7 @@ class Admitter:
     def _known_stand_in(self, alert: Alert) -> AlertRecord | None:
         if not alert.is_stand_in:
             return None
+        # A repeated event starts later, so its identity is not that of the record.
         newest = self._facts.newest.get(alert.fingerprint)
         is_repeated = newest is not None and beginnings.is_repeated(newest.alert, alert)
         return newest if is_repeated else self._facts.records.get(alert.identity)
@@ -360,7 +364,7 @@ class Admitter:
 
         `vouched`: a person approved the list, so the breaker does not count it. `gone`: why the member vanished, if so.
         """
-        if isinstance(candidate.target, Unresolved):  # the jobs on it are not known
+        if isinstance(candidate.target, Unresolved):  # Redis does not answer, so its jobs are unknown
             return candidate.target.why
         outcome = self._guard_member(candidate, gone)
         nodes = places.counted_nodes(target) if outcome.decision in _WITH_STEPS else frozenset[str]()

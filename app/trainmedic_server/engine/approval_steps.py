@@ -127,7 +127,8 @@ def _default_question(draft: RunDraft, state: StepState) -> str:
 def _apply_answers(draft: RunDraft, state: StepState) -> bool:
     """Return whether the answers end the step."""
     answers = approval.answers(state, draft.outside.orders)
-    # Reports tell an answer from a timeout by its end before the deadline, of which downtime does not count.
+    # Reports count a step as answered if it ended before its deadline or has none (`sql_store/tallies`, `run_facts`).
+    # The deadline may have passed since, as in a downtime, which does not count: it is removed then.
     deadline = state.deadline if state.deadline is not None and draft.now < state.deadline else None
     rejected = next((order for order in answers if order.kind is OrderKind.REJECT), None)
     if rejected is not None:

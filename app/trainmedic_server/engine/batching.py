@@ -31,7 +31,7 @@ class Batcher(Generic[Asked, Answer]):
     """Queue that passes entries to `handle` in ordered batches.
 
     `handle` returns one answer per entry. If it raises, it has stored nothing: each entry is then handled alone. A
-    store outage fails the whole batch. `most` is the maximum weight of several entries, `at_once` the number of
+    store outage fails the whole batch. `most` is a batch's maximum weight, `at_once` the number of
     concurrent batches. At `limit` waiting entries, `ask` raises Saturated.
     """
 
@@ -48,7 +48,7 @@ class Batcher(Generic[Asked, Answer]):
     ) -> None:
         self._handle = handle
         self._watch = watch
-        self._most = most
+        self._most = most  # a heavier entry is a batch of its own
         self._weigh = weigh
         self._limit = limit
         self._entries = entries
