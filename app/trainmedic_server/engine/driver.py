@@ -130,6 +130,7 @@ class Driver:
         self._planned = self._planned or asyncio.Event()
         await self._planned.wait()
 
+    # In the run's own task (`engine.workers`). Returns once nothing is due; a later touch makes a new driver.
     async def drive(self) -> None:
         structlog.contextvars.bind_contextvars(run_id=self.run.id, playbook=self.run.playbook)  # only of its own task
         try:

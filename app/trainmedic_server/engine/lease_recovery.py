@@ -73,6 +73,7 @@ class LeaseRecovery:
 
     async def handle_renewals(self, action: LeasedAction, answers: Sequence[Renewal], asked_at: float) -> None:
         """Record losses and reapply expired effects if allowed. Raises StoreUnavailable."""
+        # Called by `leases`, concurrently for different actions and rounds.
         # Slow answers may be from before a reapplication.
         renewals = [each for each in answers if self._changed_at.get(each.effect.command_id, -1.0) < asked_at]
         lost = [  # an uncertain effect may never have begun
