@@ -116,8 +116,9 @@ class Driver:
             self._outside = OutsideState(snapshot.alerts, snapshot.orders)
 
     async def take_back_unbegun(self) -> None:
-        """Take back a step's persisted attempt that has not started: the next server could not know that."""
-        act = self._then  # an undo may be repeated, and an earlier server may have made a resumed attempt
+        """Remove a persisted attempt that has not started: the next server would take it for interrupted."""
+        # Undos stay: they may be repeated. Resumed attempts stay: an earlier server may have made them.
+        act = self._then
         if isinstance(act, PerformAttempt) and not act.undo and not act.resumed:
             draft = self._draft()
             steps.take_back_attempt(draft, act.key)
@@ -129,6 +130,7 @@ class Driver:
         self._planned = self._planned or asyncio.Event()
         await self._planned.wait()
 
+    # In the run's own task (`engine.workers`). Returns once nothing is due; a later touch makes a new driver.
     async def drive(self) -> None:
         structlog.contextvars.bind_contextvars(run_id=self.run.id, playbook=self.run.playbook)  # only of its own task
         try:
@@ -237,7 +239,7 @@ class Driver:
     async def _queue_for_target(self, until: datetime | None) -> None:
         locks, claim = self._services.locks, claims.of_run(self.run, self._services.actions)
         if self._granted is None:
-            locks.release(self.run.id)  # its claim of nothing, from the start
+            locks.release(self.run.id)  # its empty claim from `claims.at_start`, if still held
             if not locks.try_acquire(self.run.id, claim):
                 self._granted = locks.wait(self.run.id, claim)
                 holder = locks.blocker(self.run.id, claim)
@@ -311,7 +313,7 @@ class Driver:
                 return True
 
     async def _wait_for_target(self, claim: Claim) -> bool | None:
-        """Return None once the claim is locked, True if the run needs it no longer, False if the run was closed."""
+        """Return None once the claim is locked, True if the run no longer needs it, False if the run was closed."""
         granted = self._services.locks.wait(self.run.id, claim)
         holder = self._services.locks.blocker(self.run.id, claim)
         waiting = replace(self.run, status=Status.WAITING, waiting_on="target")
@@ -438,7 +440,7 @@ class Driver:
     async def _locate_targets(self, act: PerformAttempt, name: str) -> AttemptOutcome | None:
         """Persist the nodes that a multi-node action determines now. Return an outcome if that failed."""
         action = performing.multi_node_action(self._services.actions, name) if not act.undo else None
-        if action is None or self.run.step(act.key).target is not None:  # playbooks have none on several jobs
+        if action is None or self.run.step(act.key).target is not None:  # the catalog rejects it on several jobs
             return None
         located: list[BaseModel] = []
 
@@ -521,7 +523,8 @@ class Driver:
         return True
 
     async def _read_outside(self, most: int = 1) -> None:
-        while self._touched.is_set() and (most := most - 1) >= 0:  # in an alert storm, each read finds new changes
+        # At most `most` reads: in an alert storm, each one finds new changes.
+        while self._touched.is_set() and (most := most - 1) >= 0:
             # Clear first, so that a change during the read is read next time.
             self._touched.clear()
             self._read_in_flight = None

@@ -1,6 +1,6 @@
 """Measurement of an alert's metric after a run has acted.
 
-Prometheus is queried later for the whole period, so the server may be down meanwhile.
+Prometheus is queried later for the whole period, so the server may be down then.
 """
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# What the parts of the engine share. `engine.service.Engine` builds it.
 from __future__ import annotations
 
 import asyncio

@@ -37,8 +37,8 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 CHECK_EVERY = timedelta(seconds=5)
 MOST_EXCERPTS = 16  # Excerpts per finding, from the earliest streams
-_MOST_KILLS = 256  # of a finding that shows whom the kernel killed
-_MOST_DIGESTS = 1024  # of a finding with flight recorder dumps, which every node of a job has
+_MOST_KILLS = 256  # the same for kernel kills, of which each excerpt shows one process
+_MOST_DIGESTS = 1024  # the same for flight recorder dumps, which every node of a job has
 MOST_OPEN_OF_NODE = 500  # Open findings per `_Group`; further ones are dropped
 _MOST_FIRING = 10_000  # firing alerts among which a confirming one is searched
 
@@ -128,6 +128,7 @@ class FindingIntake:
             self._on_alerts()
 
     # --- updates --------------------------------------------------------------------------------
+    # `_take`, `_check` and their helpers run in the store's writing thread, the public methods in the event loop.
 
     def _take(self, tx: Transaction, updates: Sequence[FindingUpdate]) -> _Work:
         now, rules, topology = self._clock.now(), self._rules().by_name, self._topology()

@@ -108,7 +108,7 @@ def _capacity(
     progress: GroupProgress,
     topology: Topology,
     now: datetime,
-) -> Capacity | str:  # the reason if it is not known
+) -> Capacity | str:  # the reason if it is not known; called in the store's writing thread
     assert parent.target is not None
     progress.settling = {key: until for key, until in progress.settling.items() if until > now}
     working = [key for key, member in progress.begun.items() if member.is_open or key in progress.settling]

@@ -6,7 +6,7 @@ it.
 Without an Alertmanager to ask, only alerts reported after this server's start count as firing, until `RESENT_AFTER`.
 
 ``set_again_started`` is recorded before the command, ``set_again_done`` after success. In between, the next server
-repeats the command; the node applies it once. If no one knows any more that the effect has expired, that is recorded.
+repeats the command; the node applies it once. If the expiry is forgotten in between, ``set_again_held`` records that.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class LeaseRecovery:
 
     async def handle_renewals(self, action: LeasedAction, answers: Sequence[Renewal], asked_at: float) -> None:
         """Record losses and reapply expired effects if allowed. Raises StoreUnavailable."""
+        # Called by `leases`, concurrently for different actions and rounds.
         # Slow answers may be from before a reapplication.
         renewals = [each for each in answers if self._changed_at.get(each.effect.command_id, -1.0) < asked_at]
         lost = [  # an uncertain effect may never have begun

@@ -27,6 +27,7 @@ _Group = tuple[str, str | None]
 _CLUSTER = Target(TargetKind.CLUSTER).whole
 
 
+# Not thread-safe: used only in the event loop.
 class TargetLocks:
     def __init__(self, agents: Callable[[], AgentTopology] = AgentTopology) -> None:
         self._agents = agents

@@ -70,7 +70,7 @@ class ManualStarter:
         if order.target is not None:
             order = replace(order, target=wanted)
         stand_in = self._stand_in(order, given)
-        # A refused target had no canonical name, which it may have now.
+        # An earlier request may have been stored under the name as asked, because its target was refused then.
         digests = [_digest(each, order, given) for each in (wanted, asked)] if by.key is not None else [None]
         by = replace(by, digest=digests[0])
 

@@ -47,7 +47,7 @@ class MessageDelivery:
 
     name = "messages"
     kinds = message_texts.KINDS
-    at_once = 200
+    at_once = 200  # events of one `take`
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class MessageDelivery:
         # Channels that may have waiting messages; the store is not queried for others.
         self._may_have_waiting = set(self._channels)
         self._last_sent: dict[tuple[str, str, str], datetime] = {}  # by channel, kind and topic
-        # When those that failed are retried, likewise: a message that is refused must not delay others.
+        # When failed messages are retried, by the same key: a refused message must not delay others.
         self._retries: dict[tuple[str, str, str], tuple[datetime, Backoff]] = {}
 
     async def run(self) -> None:

@@ -42,7 +42,7 @@ def holding(
     if not candidates:
         return None
     touched = {*nodes, *(node for target in targets for node in places.nodes_of(target, topology))}
-    if any(pause.scope.node is not None for pause in candidates):  # it may have any source's name of a node
+    if any(pause.scope.node is not None for pause in candidates):  # a scope may use any source's name of a node
         touched |= {topology.listed_as(node, source) for node in touched for source in topology.known.sources}
     jobs = {job for target in targets for job in places.jobs_of(target, topology)}
     held = [pause for pause in candidates if pause.scope.covers(playbook, touched, jobs, labels)]

@@ -18,7 +18,8 @@ from trainmedic_server.domain.run import Event, OperatorOrder, OrderKind, Run
 from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.ports.store import RunStore, Transaction
 
-# Compromise between the wait of deliveries for the only writer and a storm's duration (``benchmarks.alert_storm``).
+# Changes, or reads, of one transaction. Larger ones would delay deliveries, which share the only writer; smaller ones
+# would prolong a storm (``benchmarks.alert_storm``).
 _BATCH = 200
 
 _FOR_MEMBERS = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)  # of a parent's orders

@@ -131,7 +131,7 @@ class ReplayedRuns:
 
     def add(self, run: ReplayedRun, spec: Guards) -> None:  # `spec`: its playbook's guards
         number, of_playbook = next(self._numbers), self._by_playbook.setdefault(run.key[0], _PlaybookCounts())
-        self._forget_until(run.earliest)  # `decide` is not called for playbooks that do as recorded
+        self._forget_until(run.earliest)  # a run that is taken as recorded needs no `decide`
         of_playbook.forget_until(run.earliest)
         if spec.max_runs:
             until = _later(run.latest, spec.max_runs.per)

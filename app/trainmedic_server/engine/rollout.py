@@ -50,7 +50,7 @@ class GroupProgress:
         self.waits_for_own = False  # `held`, because its own members take the capacity
         self.tries_again: datetime | None = None
         """When `held` may have changed; None if unknown."""
-        self.settling: dict[str, datetime] = {}
+        self.settling: dict[str, datetime] = {}  # by target
         """When nodes of just closed members become available, because the topology lags."""
         self.refused = ""  # why the breaker refuses the whole list
         for member in begun:

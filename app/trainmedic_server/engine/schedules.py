@@ -85,7 +85,7 @@ class Schedules:
         await self._services.clock.sleep_until(until)
 
     async def check(self) -> None:
-        """Start what is due. Raises TrainmedicError, then decided times are found again."""
+        """Start what is due. Raises TrainmedicError; the next check decides the rest."""
         now = self._services.clock.now()
         # A time after now stems from a wrong clock.
         since = min(self._looked_at or await self._load_position() or now, now)

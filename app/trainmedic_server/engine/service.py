@@ -51,7 +51,8 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 log = telemetry.logger(__name__)
 
-# Maximum lead of an ID's time after the clock was set back: half of the margin with which `history_page` reads IDs.
+# 12 h, the most that an ID may be ahead of a clock that was set back. `history_page` searches IDs with a margin of
+# 24 h, so half of it is left.
 _MOST_AHEAD_MS = 12 * 3_600_000
 _MOST_HOLDERS = 5  # Maximum length of the chain of runs that wait for each other's targets, in an answer
 

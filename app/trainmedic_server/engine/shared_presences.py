@@ -50,7 +50,9 @@ class SharedReading:
 
 
 class SharedPresences:
-    """Presences read at most every 2 s, less often if reading is slow."""
+    """Presences cached for 2 s, up to 4.5 s if reading is slow."""
+
+    # The `recent_` methods cache for 10 times the duration of a reading, or for 14.5 s if that is 2 s or more.
 
     def __init__(self, source: PresenceSource, elapsed: Callable[[], float] | None = None) -> None:
         elapsed = elapsed or asyncio.get_running_loop().time

@@ -114,7 +114,7 @@ def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, 
 
 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
-    # An open run's message is for people: what it waits for, or its last error. That of a refusal is its reason.
+    # An open run's message states what it waits for, or its last error; a limited run's, why it was refused.
     message = "" if outcome.status == "applied" else outcome.error or outcome.status
     if draft.run.message != message and not draft.run.is_limited:
         draft.run = replace(draft.run, message=message)

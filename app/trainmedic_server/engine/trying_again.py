@@ -18,7 +18,7 @@ from trainmedic_server.engine.matching import Candidate
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import LinkedRun, Transaction
 
-_EVERY = timedelta(minutes=1)
+_EVERY = timedelta(minutes=1)  # longest time between two looks
 _SHORTEST_SLEEP = timedelta(seconds=1)
 _MOST_FIRING = 10_000  # alerts of one look
 

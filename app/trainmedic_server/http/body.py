@@ -18,7 +18,7 @@ from trainmedic_server.http.limits import KIB, ServerLimits
 from trainmedic_server.http.problems import HttpProblem, from_error, sentence
 
 _MOST_CONTAINERS = 1_200_000  # lists and objects, of 60 bytes of memory or more each; an alert has three
-_MODEL_BYTES = 16 * KIB
+_MODEL_BYTES = 16 * KIB  # largest body for `read_model`
 _Model = TypeVar("_Model", bound=BaseModel)
 
 

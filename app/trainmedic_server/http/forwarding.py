@@ -25,7 +25,7 @@ _TURN_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 _SILENT_SECONDS = 60.0  # silence of the leader that aborts; event streams send something every 15 s
 _SLOWEST_PART_SECONDS = 10.0  # longest silence of a sending client
-_IDLE_SECONDS = 30.0  # reuse of a connection; the leader closes connections after 75 s (limits)
+_IDLE_SECONDS = 30.0  # idle time up to which a connection is reused; the leader closes it after 75 s (`limits`)
 _MONITOR_AFTER_SECONDS = 1.0  # a short exchange is not monitored for disconnect and silence
 _MOST_UNSENT = 1 << 18  # bytes of an answer that wait for the client before reading pauses
 
@@ -160,7 +160,7 @@ async def _send_request(connection: _Connection, scope: Scope, receive: Receive)
         if in_chunks and not more:
             part += b"0\r\n\r\n"
         if not await connection.write(waiting + part):
-            return  # answered before it has been read
+            return  # the leader has answered without the rest of the body
         waiting = b""
     connection.is_sent = True
 

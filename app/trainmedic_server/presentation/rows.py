@@ -13,7 +13,7 @@ from trainmedic_server.presentation import times
 
 Item = Mapping[str, Any]
 KeyOf = Callable[[Item], Hashable | None]
-_WITHIN = timedelta(hours=1)
+_WITHIN = timedelta(hours=1)  # of the newest item of the row
 
 
 class Row(Struct, frozen=True):

@@ -12,7 +12,7 @@ from trainmedic_server.presentation.targets import IndexOf
 Document = Mapping[str, Any]
 PhraseOf = Callable[[Document, str], str]
 """Arguments: parameters of an action, and the words for its target. Returns an imperative."""
-_SHOWN = 3
+_SHOWN = 3  # targets of a step
 _FACTORS = {0.25: "to a quarter", 0.5: "by half"}
 
 

@@ -1,3 +1,4 @@
+# Names of targets in texts for people.
 from __future__ import annotations
 
 import re
@@ -10,7 +11,7 @@ from trainmedic_core.target import Target, TargetKind
 
 IndexOf = Callable[[str], int | None]
 """Takes a GPU's UUID. Returns its index on its node, or None if it is unknown."""
-_UUID_HEAD = 8
+_UUID_HEAD = 8  # characters
 _WITH_NOUN = [kind for kind in TargetKind if len(kind.parts) == 1]
 _GPU_IN_TEXT = re.compile(r"(?P<key>\bgpu:[^\s/,;]+/GPU-[0-9A-Fa-f-]{8,})|\bGPU (?P<uuid>GPU-[0-9A-Fa-f-]{8,})")
 

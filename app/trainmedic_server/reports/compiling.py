@@ -1,3 +1,4 @@
+# Reports on a job and the fleet, from the history, findings, verdicts and Prometheus, for the API.
 from __future__ import annotations
 
 import asyncio
