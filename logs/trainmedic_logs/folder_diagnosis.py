@@ -199,7 +199,7 @@ def _diagnose_attempt(
 
 
 def _latest_year_stated(parts: Sequence[_Part]) -> datetime | None:
-    """Return the latest time with a year at the beginnings of logs, kernel logs excluded."""
+    """Return the latest time with a year at the beginnings of logs, else kernel logs."""
     # If the files were copied later, it completes the years of lines without one (`clock_guess.copied`).
     logs = [part for part in parts if part.file.kind is Kind.LINES and part.file.path.suffix != ".gz"]
     ordered = sorted(logs, key=lambda part: part.file.origin.source in KERNEL_SOURCES)
