@@ -1,3 +1,4 @@
+# Rights that a parser gives up in its own process before it reads untrusted input. The log reader uses parts of it.
 from __future__ import annotations
 
 import contextlib

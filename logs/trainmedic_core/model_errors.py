@@ -58,6 +58,7 @@ class ValidationFault(Struct, frozen=True):
         return self.type == "extra_forbidden"
 
 
+# Called with the path, pydantic's error type and the value; returns None without advice.
 Cure = Callable[[DocumentPath, str, Any], str | None]
 """Returns how to write a refused value."""
 

@@ -13,9 +13,9 @@ from trainmedic_core.once import once
 
 class TargetKind(StrEnum):
     # After adding one, run tests/unit/domain/test_target_kinds.py: it names the places to edit.
-    # A kind that contains others needs its case in `Target.overlaps` and in the server's `engine/locks`. mypy names the
-    # matches that lack one, such as the nodes that count for the breaker (`domain/places`). Of earlier runs, only the
-    # part `node` counts: `adapters/sql_store/statements`.
+    # A kind that contains others needs its case in `Target.overlaps` and in the server's `engine/locks`. mypy names
+    # each `match` that lacks the new kind, such as `domain/places.counted_nodes` for the breaker. For earlier runs, the
+    # breaker reads the part `node` and the touched nodes (`adapters/sql_store/statements`), but no other part.
 
     parts: tuple[str, ...]
     """Fields of `Target` that name it. Only targets with the same first part overlap."""

@@ -35,10 +35,10 @@ if not yaml.__with_libyaml__:
 MAX_BYTES = 1 << 20
 """Limit of a Kubernetes ConfigMap."""
 MAX_VALUES = 50_000
-_LONGEST_NUMBER = 500
+_LONGEST_NUMBER = 500  # characters
 MAX_DEPTH = 60
 """Within Python's recursion limit."""
-_LONGEST_SHOWN = 500
+_LONGEST_SHOWN = 500  # characters
 # A template at the beginning of a value, which YAML reads as a mapping.
 _UNQUOTED_BRACES = re.compile(r"(?:^|[:\-,\[{])\s*\{\{")
 _BRACED = re.compile(r"\{\{.*?\}\}[^},\]#]*")
@@ -150,7 +150,7 @@ class _Reader:
     problems: list[FileProblem] = field(default_factory=list)
 
     def documents(self) -> Iterator[YamlDocument]:
-        # Consume all events first, so that a syntax error anywhere is found.
+        # `read` takes all documents before it returns one: a syntax error anywhere refuses the file.
         self._values = 0  # of all documents
         began: int | None = None
         for event in yaml.parse(self.text, Loader=yaml.CSafeLoader):
@@ -307,7 +307,7 @@ def _position(event: Event) -> TextPosition:
 
 
 def _place(mark: Mark, text: str) -> tuple[int, int]:
-    """The parser's line of the text's end may be too high."""
+    """Return line and column, corrected at the text's end."""
     return (mark.line + 1, mark.column + 1) if mark.index < len(text) else _line_column(text, len(text))
 
 

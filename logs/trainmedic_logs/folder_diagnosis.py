@@ -1,3 +1,4 @@
+# Diagnosis of a folder of logs and dumps, for `trainmedic diagnose --dir`. Blocks, and needs no server.
 from __future__ import annotations
 
 import json
@@ -198,7 +199,8 @@ def _diagnose_attempt(
 
 
 def _latest_year_stated(parts: Sequence[_Part]) -> datetime | None:
-    """Return the latest time with a year at the beginnings of logs, kernel logs excluded."""
+    """Return the latest time with a year at the beginnings of logs, else kernel logs."""
+    # If the files were copied later, it completes the years of lines without one (`clock_guess.copied`).
     logs = [part for part in parts if part.file.kind is Kind.LINES and part.file.path.suffix != ".gz"]
     ordered = sorted(logs, key=lambda part: part.file.origin.source in KERNEL_SOURCES)
     latest: datetime | None = None

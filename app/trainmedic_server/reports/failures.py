@@ -1,3 +1,4 @@
+# Failures of a job, from its recorded events and its verdicts.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right

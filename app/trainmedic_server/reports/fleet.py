@@ -88,9 +88,9 @@ class _Node:
     alert_times: list[datetime] = field(default_factory=list)
     alert_names: set[str] = field(default_factory=set)
     touched: int = 0
-    # Begins of runs, newest first: of those beside a run, and the one after it.
+    # Starts of the runs added last, newest first: those during the run to add, and the first after it.
     run_times: deque[datetime] = field(default_factory=lambda: deque(maxlen=50))
-    returned_at: set[datetime] = field(default_factory=set)  # Those within a day after a success.
+    returned_at: set[datetime] = field(default_factory=set)  # Starts of runs within a day after a success.
 
 
 class RunTally:

@@ -1,3 +1,4 @@
+# Calculations with the points of a Prometheus series. Times and lengths are in seconds.
 from __future__ import annotations
 
 import itertools

@@ -91,7 +91,7 @@ def _check_database_user(rest: str) -> None:
     authority, slash, path = rest.partition("/")
     user, _, more = authority.partition("@")
     host, _, options = more.partition("?")
-    # Passwords such as a@b and a@b?c, then a/b.
+    # The first check finds passwords such as a@b and a@b?c, the second such as a/b.
     is_cut = "@" in host or "@" in options.partition("=")[0]
     if is_cut or (":" in user and slash and "@" in path.partition("?")[0]):
         raise ValueError(f"must have one @, before the host: {ESCAPES}")

@@ -54,7 +54,7 @@ class ReplaySettings(Struct, frozen=True):
 
 class _ReplayedPlaybook(Struct, frozen=True):
     playbook: CompiledPlaybook
-    mode: Mode  # with the server's
+    mode: Mode  # stricter of the playbook's and the server's
     longest: LongestRun  # upper bound of a run's length
 
     @property
@@ -69,7 +69,7 @@ class _Pending(Struct, eq=False):
     replayed: _ReplayedPlaybook
     target: Target
     reaction: RecordedReaction | None  # the recorded decision; None without one
-    same_run: RecordedRun | None  # the recorded run that this would be: same playbook text, mode, target and alert
+    same_run: RecordedRun | None  # the recorded run, if this decision would start it: same text, mode, target and alert
     started_at: datetime | None  # when the recorded run was decided on; None if unknown
     may_repeat_until: datetime  # the first report's time if no other report has an unknown time
     possible: set[Decision] = field(default_factory=set)
@@ -77,7 +77,7 @@ class _Pending(Struct, eq=False):
     refused: set[Decision] = field(default_factory=set)  # refusals (`PASSING`) that they may have had
     own: ReplayedRun | None = None  # the run that it may have started in the replay
     is_same: bool = False  # the recorded decision was on the same text, mode and target
-    has_begun: bool = False  # the recorded decision was taken at a report
+    has_begun: bool = False  # `_take_recorded` has seen it: if the playbook diverges, it is decided again
     is_settled: bool = False
 
     @property
@@ -449,7 +449,7 @@ def _not_judged(playbook: Playbook) -> str:  # why; empty if it is judged
 
 
 def _decision_time(alert: SpooledAlert, reaction: RecordedReaction | None, run: RecordedRun | None) -> datetime | None:
-    # The run's own time; of a joined alert, it is another's.
+    # The time of the run that the alert started. An alert that joined a run has its own, unrecorded time.
     if run is None or reaction is None or reaction.decision == Decision.JOINED:
         return None
     return run.timestamp if run.timestamp >= alert.first_heard else None
@@ -457,6 +457,6 @@ def _decision_time(alert: SpooledAlert, reaction: RecordedReaction | None, run: 
 
 def _may_repeat_until(alert: SpooledAlert, decided: datetime | None) -> datetime:
     """Return until when the alert may have been reported at unrecorded times."""
-    known = 1 + (decided is not None and decided > alert.first_heard)
+    known = 1 + (decided is not None and decided > alert.first_heard)  # reports whose time is recorded
     is_end_reported = alert.resolved_at is not None and alert.resolved_at == alert.last_heard
     return alert.last_heard if alert.count > known + is_end_reported else alert.first_heard

@@ -47,7 +47,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
-        # asyncio runs a timer within this of its time; 1 ns is lost in a float of months, so the timer would never run.
+        # asyncio runs a timer up to this many seconds early. Python's 1 ns is too little: after months, a float of
+        # seconds cannot hold it, so that a timer would never be due.
         self._clock_resolution = 1e-7
 
     def time(self) -> float:

@@ -83,7 +83,7 @@ from trainmedic_server.wiring.notifications import slack_loops
 if TYPE_CHECKING:
     from fastapi import FastAPI  # which `http.factory` imports in its own way
 
-# Time for a slow Redis to report job locations at the start. The first alerts may come at once.
+# Longest wait for the first answer of Slurm, of Redis and of the Kubernetes API at the start. Alerts may come at once.
 _FIRST_LOOK_SECONDS = 2.0
 
 log = telemetry.logger(__name__)
@@ -181,7 +181,7 @@ class TrainmedicServer:
         try:
             await asyncio.wait([serving, working], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Requests in work end before the engine that they use does.
+            # Let requests in progress end before the engine that they use stops.
             stop.set()
             await asyncio.wait([serving])
             is_over.set()
@@ -197,7 +197,7 @@ class TrainmedicServer:
         async with self._started(session) as api:
             app.switch_to(api)
             self._log_ready(began)
-            # The server's cancellation alone does not suffice: it may be lost while everything starts.
+            # Wait for the event too: a cancellation of this task may be lost while the server starts.
             await is_over.wait()
 
     def _log_ready(self, began: float, **address: Any) -> None:
@@ -301,7 +301,7 @@ class TrainmedicServer:
         messages = await notifications.message_loops(
             settings, store, notifier, clock, metrics, lambda: catalog.problems
         )
-        run_in_background(stack, *messages)  # before what may raise and leave them unawaited
+        run_in_background(stack, *messages)  # first: the calls below may raise and leave the coroutines unawaited
         in_slack = slack_loops(settings, store, engine, metrics, stack)
         after = await listener_loops(settings, store, catalog, engine.admit, prometheus, clock, metrics, stack)
         pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention), self._archive)

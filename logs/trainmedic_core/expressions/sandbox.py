@@ -23,8 +23,8 @@ from trainmedic_core.problems import did_you_mean, shown
 
 _LARGEST_EXPONENT = 64
 _LARGEST_BASE = 1e6
-_LONGEST_REPETITION = 100_000
-_MOST_DIGITS = 30
+_LONGEST_REPETITION = 100_000  # characters or members
+_MOST_DIGITS = 30  # largest precision of `round`
 _NUMBER = re.compile(r"^\s*[+-]?(\d{1,30}(\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,3})?\s*$", re.ASCII)
 _STEPS_PER_MEMBER = 3  # of a list that a filter or test reads
 
@@ -290,6 +290,7 @@ def _tojson(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
+# Convert text such as 5m to seconds, and seconds (also as text) to such text.
 def _duration(value: Any) -> str | float:
     if isinstance(value, str) and not _NUMBER.match(value):
         try:

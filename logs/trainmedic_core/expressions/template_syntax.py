@@ -24,7 +24,7 @@ Found = TypeVar("Found", bound=nodes.Node)
 LONGEST_TEMPLATE = 65_536
 MOST_NODES = 5_000
 """Handwritten ones have tens."""
-# Levels within Jinja's and Python's limits.
+# Levels of nesting that Jinja and Python can compile.
 _DEEPEST = 100
 _RESULT_NAME = "result"
 _REFUSED_WORDS = {"callblock": "call", "scopedevalcontextmodifier": "autoescape", "evalcontextmodifier": "autoescape"}
@@ -128,6 +128,7 @@ def _compiled(tree: SyntaxTree, root: nodes.Template) -> jinja2.Template:
         metered.set_environment(ENVIRONMENT)
         return ENVIRONMENT.from_string(metered)
 
+    # The key suffices, because `SyntaxTree.expression` decides between expression and template by it alone.
     key = (tree.text, tree.is_expression)
     compiled = _TEMPLATES.get(key)
     if compiled is None:

@@ -76,7 +76,7 @@ class Collector:
         """Raises ValueError or Malformed for an invalid rule."""
         self._tracker = FindingTracker(rule_set)
         self._findings: dict[str, Finding] = {}
-        self._kept_at_cleanup = 0
+        self._kept_at_cleanup = 0  # findings after the last cleanup
         self._exits: list[Exit] = []
         self._tables: dict[Origin, list[str]] = {}
         self._ranks: dict[int, RankSeen] = {}
@@ -160,6 +160,7 @@ class Collector:
             **more,
         )
 
+    # Set the cause that an exact log rule gives for the words of an exit.
     def _ruled(self, ends: list[Exit]) -> list[Exit]:
         causes = {said: self._cause_by_rule(said) for said in {e.said for e in ends if e.said and e.signal is None}}
         return [replace(ended, ruled=causes.get(ended.said)) for ended in ends]

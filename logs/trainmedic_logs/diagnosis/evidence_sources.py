@@ -39,7 +39,7 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     ours = [finding for finding in relevant.trusted if _killed_job_process(finding, facts)]
     for finding in relevant.trusted:
         if finding.cause is CauseClass.HOST_MEMORY:
-            # If the kernel names a process of the job, its other kills were neighbours.
+            # If a kill names a process of the job, the other kills count as those of other jobs.
             if finding in ours or not (ours or _is_of_other_job(finding, facts, relevant)):
                 yield _out_of_memory(finding, facts, relevant)
         elif finding.role is Role.ROOT:
@@ -148,7 +148,7 @@ def _same_gpu(one: str | None, other: str) -> bool:
 def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attribution:
     node, pid = finding.origin.node, finding.fields.get("pid", "")
     killed = [ended for ended in facts.exits if ended.signal == signal.SIGKILL and _may_be_on(ended, node, facts)]
-    # Process IDs differ in containers, so without an equal one any may be meant.
+    # Process IDs differ in containers: if none is equal, each of these may be the process that the kernel killed.
     named = [ended for ended in killed if pid and str(ended.pid) == pid] or killed
     loaders = [
         other

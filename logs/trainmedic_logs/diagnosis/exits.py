@@ -22,11 +22,13 @@ _ENDED_BY_SIGNAL = re.compile(r"SignalException: Process \d{1,10} got signal: (?
 _SIGNALS_TO_VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
+# Exception and message, as the last line of a traceback has them.
 _SAID = re.compile(r"((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception))(?:: (.*))?$")
+# Words of errors that a device, the network or another rank may cause.
 _MAY_BE_DEVICES = re.compile(
     r"\b(?:CUDA|HIP|[NRHX]CCL|cuBLAS|cuDNN|CUBLAS\w*|CUDNN\w*)\b|[Tt]imed? ?out|[Ss]ocket|/dev/"
 )
-# An assertion may be about the machine or other ranks.
+# Exceptions for failures of any kind: even an assertion may be about the machine or other ranks.
 _ANY_FAILURE = frozenset({"RuntimeError", "Exception", "OSError", "AssertionError", "MemoryError"})
 _OWN_CAUSES = frozenset(
     {CauseClass.CODE, CauseClass.DATA, CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY, CauseClass.STORAGE}

@@ -34,7 +34,7 @@ MOST_BYTES = 64 * 1024 * 1024
 MOST_UNPACKED = 1024 * 1024 * 1024
 """Larger ones are skipped as possible bombs."""
 _GZIP = b"\x1f\x8b"
-# Truncated, damaged, or followed by other bytes.
+# Errors for a gzip file that is truncated, damaged, or followed by other bytes.
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 # Highest compression ratio of Deflate.
 _LARGEST_RATIO = 1032
@@ -140,6 +140,7 @@ def unread_bytes(file: FolderFile, limits: ReadingLimits | None = None) -> int:
     with _opened(file.path) as raw:
         size = os.fstat(raw.fileno()).st_size
         is_packed = raw.read(2) == _GZIP
+    # A smaller packed file cannot have more than `MOST_BYTES` unpacked.
     if is_packed and size > MOST_BYTES // _LARGEST_RATIO:
         size = _unpacked_size(file.path, limits or ReadingLimits())
     return max(size - MOST_BYTES, 0)

@@ -1,3 +1,4 @@
+# Limits for reading a folder (`trainmedic diagnose --dir`). After one is reached, every check fails.
 from __future__ import annotations
 
 import os

@@ -1,3 +1,4 @@
+# Flight recorder dump of one rank: parser and JSON form. The parser runs in a confined process (`files/dump_child`).
 from __future__ import annotations
 
 import json
