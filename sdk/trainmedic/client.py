@@ -119,7 +119,7 @@ class Medic(JobReports):
         self._handlers = HandlerRegistry(self.job, capabilities, lambda: self.window(REPAIR))
         self._pid = os.getpid()
         self._is_closed = False
-        self._error: BaseException | None = None  # error that ends the job, if its script states it
+        self._error: BaseException | None = None  # error that left the context; without it `ending.fatal_error` counts
         self._endpoint: MetricsEndpoint | None = None  # on rank 0, if a port was given
         # Only on rank 0. With several ranks it receives commands from `join_ranks` or the first `commands` on,
         # when it is known which ranks answer.

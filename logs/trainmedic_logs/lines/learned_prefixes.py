@@ -10,7 +10,7 @@ _LONGEST = 160  # characters of a prefix
 _MOST_PREFIXES = 64
 _TIME = re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|\d{10}(?:\.\d{1,9})?")
 _RICH_FRAME = re.compile(rf"(.{{0,{_LONGEST}}}?)[╭┌+][─-]+ {re.escape(HEADING)} [─-]+[╮┐+]\s*")
-# Text before a traceback in the launcher's failure table.
+# Text before a traceback in torchrun's failure table.
 _TABLE_MEMBER = re.compile(r"(?:^|\s)(?:traceback|msg) *: *\Z")
 _FRACTION = re.compile(r"[.,]\d{1,9}\Z")
 

@@ -28,8 +28,8 @@ EVENTS = (
 )
 """Known events; programs may add others."""
 MOST_MEMBERS = 64
-_LONGEST_TEXT = 1024
-_LONGEST_TRACEBACK = 6 * 1024
+_LONGEST_TEXT = 1024  # characters of a member
+_LONGEST_TRACEBACK = 6 * 1024  # characters, of the end
 _NAMES: Mapping[str, str] = {
     "lr": "learning_rate",
     "train_loss": "loss",
@@ -69,7 +69,7 @@ _TITAN = re.compile(
 )
 _TITAN_PART = re.compile(r"(grad_norm|memory|tps|tflops|mfu): *(-?[0-9][0-9.,]{0,30}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)")
 
-_DEEPEST, _MOST_OBJECTS = 5, 64  # of nested metrics
+_DEEPEST, _MOST_OBJECTS = 5, 64  # levels and objects that are searched for nested metrics
 _TEXT_MEMBERS = ("msg", "message", "text", "error")
 
 REPORTS = (rb"\{[\"']", rb"iteration +\d+ */ *\d+ \|", rb"step: *\d+ +loss:", *step_lines.HINTS)
@@ -89,7 +89,7 @@ def report_of(text: str) -> Report | None:
         step = step_lines.step_of(text)
         return None if step is None else Report(step, has_words=True)
     has_words = record["event"] in _NUMERIC_EVENTS and any(isinstance(record.get(name), str) for name in _TEXT_MEMBERS)
-    return Report(record, has_words and record["event"] != "detected")  # the SDK's own event, with a message
+    return Report(record, has_words and record["event"] != "detected")  # rules do not search a detector's message
 
 
 def record_of(text: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Findings over the lines of a node's streams. Durations count by the times of lines, live by the agent's clock."""
+"""Findings over a node's streams. Durations use lines' times; `tick` compares them with its caller's time."""
 
 from __future__ import annotations
 

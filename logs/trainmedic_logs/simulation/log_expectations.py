@@ -13,7 +13,7 @@ from trainmedic_logs.domain.finding_codec import write_ranks
 from trainmedic_logs.domain.known_finding import FindingAlert, KnownFinding
 from trainmedic_logs.simulation.log_test_format import FindingExpected, LogAlertExpected, LogCheck, VerdictExpected
 
-_LONGEST = 300
+_LONGEST = 300  # characters of a shown value
 
 
 class Difference(Struct, frozen=True):

@@ -49,9 +49,9 @@ class LineExplanation(Struct, frozen=True):
         }
 
 
-_PIECE = 256 * 1024
+_PIECE = 256 * 1024  # bytes
 _LOCAL_TIME = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
-_BEGINNING = 120
+_BEGINNING = 120  # characters searched for a time
 # `parse` uses the boot time for kernel lines only, and is not given any here.
 _ANY_BOOT_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 

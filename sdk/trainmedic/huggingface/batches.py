@@ -1,6 +1,6 @@
 """Batches that a Trainer loads and those that it trains on.
 
-Batches sampled after a restart prove nothing: the abandoned model may have sampled their predecessors.
+Comparison stops at sampled batches: the abandoned model may have sampled others.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Interrupter:
         self._armed = False
         self._is_requested = False
 
-    def check_for_hang(self) -> None:
+    def check_for_hang(self) -> None:  # called by the receiver's thread when a command arrives
         self._woken.set()
 
     def interrupt(self) -> None:

@@ -26,7 +26,7 @@ _JUMP_SPREADS = 6.0
 _JUMP_SHARE, _JUMP_SHARE_OF_FEW = 0.25, 4.0
 _FEW_LOSSES = 3
 _MOST_STEPS = 8192  # kept in memory
-_SAVED_LOSSES = 512  # in a checkpoint, also of changes
+_SAVED_LOSSES = 512  # newest ones in a checkpoint, and as many changes
 _NOT_REPORTED = "no loss was reported for these steps before"
 _NO_LOSS = "no loss was reported since"
 _FAULT_IN_COURSE = "the training went back because of a fault in its course, which need not come again"
@@ -41,6 +41,7 @@ _SAVED_GRADIENTS = 64  # steps in a checkpoint
 Norms = Sequence[float]  # Norms of fixed parts of a step's gradients
 
 
+# What is known of the training's course when the comparison begins; `torch.loss_course` makes it.
 @dataclass(frozen=True)
 class LossCourse:
     tolerance: float = EXACT_KERNELS  # Relative to the largest loss

@@ -88,7 +88,7 @@ class JobCollector(Collector):
         self._now = now
         self._loss_trend = LossTrend()
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric]:  # called by the endpoint's threads
         families: dict[str, Metric] = {}
         for sample in self._samples():
             labels = {"job_name": self._job, **sample.labels}

@@ -31,7 +31,7 @@ log = logging.getLogger("trainmedic")
 TOO_LATE = "the training loop did not come to it in time"
 _INTERRUPTED = "interrupted: the job's process ended while it had the command"
 _RECOVERED = "the job's process ended before it could answer; what it has recorded says that the command was applied"
-_LONGEST_LOGGED = 500
+_LONGEST_LOGGED = 500  # characters of parameters, and of an output
 
 
 class CommandQueue:
@@ -143,7 +143,7 @@ class CommandQueue:
         self.enter(command, received.entry)
 
     def _was_never_applied(self, client: redis.Redis, action: str, command_id: str) -> bool:
-        # If it never came, it is blocked from now on.
+        # If the command to revert has not come yet, `revoke` blocks it from now on.
         if self._handlers.is_in_force(action, command_id):
             return False  # regardless of the memory: its records in Redis can be deleted
         record = self._memory.look_up(client, command_id)

@@ -33,7 +33,7 @@ class RankStats:
         self._node = node
         self._growth = {memory: process_usage.Growth() for memory in MEMORIES}
         self._cpu = CpuMeter(time.perf_counter())
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # the threads of synchronizer and metrics endpoint call `measure`
 
     def measure(self, now: float) -> dict[str, Any]:
         """Return figures by name, all numbers except ``node``."""

@@ -1,1 +1,1 @@
-"""``trainmedic-run``: starts a job's launcher, stores its output, and restarts it after failures."""
+"""``trainmedic-run``, a launcher: starts a job's command, stores its output, restarts it after failures."""

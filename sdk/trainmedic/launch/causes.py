@@ -41,7 +41,7 @@ class Cause:
     """Equal causes are the same failure."""
 
     status: int
-    """Exit code of the first failed rank, else of the launcher; negative for a signal."""
+    """Exit code of the first failed rank, else of the command; negative for a signal."""
     kind: str = ""
     """Kind of the last error, such as ``ValueError``, or ``hang``."""
     rank: int | None = None
@@ -153,8 +153,8 @@ def lines_of(end: RankEnd, text: str) -> str | None:
 def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], printed: str, pid: int | None) -> Cause:
     """Return the cause of an attempt's end: torchrun's first rank that is no victim.
 
-    `ends` are in torchrun's order, `own` is each rank's known output, `printed` the launcher's. A rank that lost its
-    peer may have the earliest error file.
+    `ends` are in torchrun's order, `own` is each rank's known output, `printed` the command's stderr. A rank that lost
+    its peer may have the earliest error file.
     """
     if not ends:
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)

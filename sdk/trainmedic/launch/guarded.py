@@ -51,7 +51,7 @@ class Guarded:
 
 
 class WarmStandby:
-    """A guard whose child has imported PyTorch."""
+    """A guard whose child imports PyTorch in advance."""
 
     def __init__(self, interpreter: str, threads: str, grace: float, *, prints_to_terminal: bool) -> None:
         self._to_standby, its_end = socket.socketpair()

@@ -22,7 +22,7 @@ from trainmedic.wire.writer import OutgoingReplies
 
 log = logging.getLogger("trainmedic")
 
-_STOP_SECONDS = 5.0
+_STOP_SECONDS = 5.0  # for each of receiver and writer
 
 
 class ServerLink(CommandChannel):
@@ -31,7 +31,7 @@ class ServerLink(CommandChannel):
     ) -> None:
         job, name = settings.job, launcher_name(settings.job, membership.node)
         self._membership = membership
-        self._number = 0
+        self._number = 0  # of the last notice
         self._state: dict[str, Any] = {"attempt": 0, "state": "starting"}
         self._constants = {
             "node": membership.node,

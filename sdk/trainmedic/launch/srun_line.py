@@ -43,7 +43,7 @@ _VALUED = frozenset(
         *("--container-workdir"),
     }
 )
-_PREFIXES_OF_FLAGS = frozenset({"--wait", "--container"})  # options with a value
+_PREFIXES_OF_FLAGS = frozenset({"--wait", "--container"})  # options with a value; some flags begin with their names
 _SHORT_FLAGS = frozenset("EHOQVXZhlsuv")
 _SHORT_WITH_OPTIONAL = frozenset("IKk")  # the value is the rest of the word
 _SEPARATOR = ":"  # of components

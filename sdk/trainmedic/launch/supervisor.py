@@ -41,10 +41,10 @@ class LaunchOptions:
     """Times in seconds."""
 
     line: LaunchLine
-    retries: int
-    delay: float
-    grace: float
-    hang_after: float | None
+    retries: int  # after failures in a row without progress
+    delay: float  # before the next attempt
+    grace: float  # from the signal that ends the job to SIGKILL
+    hang_after: float | None  # beyond the job's own limit; None for never
     job: str
     log_dir: Path | None
     most_output: int  # bytes

@@ -29,8 +29,8 @@ from types import FrameType, TracebackType
 from typing import Any, Callable, NoReturn
 
 READ = b"1"
-_LONGEST_MESSAGE = 1 << 20
-# Default sockets accept such a message whole.
+_LONGEST_MESSAGE = 1 << 20  # bytes
+# Bytes that sockets with default buffers accept as one message. A rank with a longer request starts without a fork.
 _LONGEST_REQUEST = 1 << 16
 _POLL_SECONDS = 0.05
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -64,7 +64,7 @@ def main(orders: int, threads: str) -> NoReturn:
 
 
 def _import_torch(threads: str) -> str:
-    """Return why it cannot be used, "" if it can."""
+    """Return why forks cannot use PyTorch, or ""."""
     before = os.environ.copy()
     if threads:
         os.environ[_THREADS] = threads
@@ -276,7 +276,7 @@ def _run_rank(argv: list[str]) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     program, sys.orig_argv = _program_arguments(argv), argv
-    # It stays the main module until the process ends: exit functions and threads pickle its classes.
+    # The new main module stays until the process ends: exit functions and threads pickle its classes.
     main_module = sys.modules["__main__"] = types.ModuleType("__main__")
     names = vars(main_module)
     names["__builtins__"] = sys.modules["builtins"]
@@ -301,7 +301,8 @@ def _set_threads() -> None:
 
     threads = os.environ.get(_THREADS, "")
     if not threads and torch.get_num_threads() == 1 and "MKL_NUM_THREADS" not in os.environ:
-        threads = str(len(os.sched_getaffinity(0)))  # this process was given 1, and torchrun has started only one rank
+        # The import got 1 thread, but torchrun set no number: it has started only one rank.
+        threads = str(len(os.sched_getaffinity(0)))
     if threads.isdigit() and int(threads) and int(threads) != torch.get_num_threads():
         torch.set_num_threads(int(threads))
 

@@ -79,7 +79,7 @@ class ResumableData:
         if self._loader.began is None and progress.current.ready and not ended:
             return None  # resumed from a checkpoint without the position
         return {
-            "place": progress.current.ready,
+            "place": progress.current.ready,  # batches of this epoch
             "ended": ended,
             "began": self._loader.began,
             "generators": self._loader.generator_states(),

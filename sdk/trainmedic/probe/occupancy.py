@@ -13,8 +13,8 @@ import torch
 
 # Bytes that the probe itself may use; a CUDA context takes about 0.5 GB.
 _OWN_BYTES = 2 * 10**9
-_TIMEOUT = 10.0
-_LARGEST_ANSWER = 64 << 20
+_TIMEOUT = 10.0  # seconds
+_LARGEST_ANSWER = 64 << 20  # bytes
 _MOST_PAGES = 1000
 
 

@@ -75,7 +75,7 @@ class Coordinator:
             raise RankLost("another start of this job has taken over")
         return False
 
-    def work(self, now: float, own: RankStatus) -> float:
+    def work(self, now: float, own: RankStatus) -> float:  # returns the seconds until the next call
         self.membership.own = own
         delay = self.membership.work(now)
         if self.membership.hosts:
@@ -126,7 +126,7 @@ class Coordinator:
                 self._pending.remove(command)
                 self._refuse(command, *outcome.refused[sent.id])
 
-    def running(self, sync_key: tuple[int, int]) -> JobCommand | None:
+    def running(self, sync_key: tuple[int, int]) -> JobCommand | None:  # called by the training thread
         running = self._running.get(sync_key)
         return running.command if running is not None else None
 

@@ -12,7 +12,7 @@ from trainmedic.wire.backoff import Backoff
 
 # Seconds between two reads of all heartbeats, and of absent ranks' requests.
 _REFRESH_INTERVAL = 2.0
-_FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0  # seconds between two reads of requests to join
 
 
 class Membership:
