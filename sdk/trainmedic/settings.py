@@ -11,7 +11,7 @@ from typing import Callable, Mapping, Sequence
 
 from trainmedic.errors import ConfigurationError
 
-# Variables with rank and world size of torchrun and most launchers, Open MPI, and Slurm. The first set one counts.
+# Variables with rank and world size of torchrun and most launchers, Open MPI, Slurm. The first rank that is set counts.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),

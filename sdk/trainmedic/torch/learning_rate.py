@@ -50,7 +50,7 @@ class _RateSlot:
 
 class _LastChange(NamedTuple):
     expected: list[float]  # rates right after it, by group
-    ratio: float  # new scale divided by the old one; the scale is 1.0 without a change by commands
+    ratio: float  # new scale divided by the old one
     scheduled: list[float | None]  # `_scheduled` then, by group
 
 
@@ -412,7 +412,7 @@ def _is_among(rate: float, rates: Iterable[float]) -> bool:
 
 
 def _drift(before: float | None, now: float | None) -> float | None:
-    # How far the schedule itself has moved; None if unknown. `closed_form` never returns 0.
+    # Factor by which the schedule itself has changed the rate; None if unknown. `closed_form` never returns 0.
     return None if before is None or now is None else now / before
 
 

@@ -119,7 +119,7 @@ class CommandReceiver:
             self._connection.succeeded()
             if not entries and cursor == ">" and not is_idle:
                 self._stopping.wait(_FIRST_PAUSE + _PAUSE_SHARE * since)
-            elif not entries and cursor == ">" and took < _BLOCK_MS / 2000:  # in under half the time
+            elif not entries and cursor == ">" and took < _BLOCK_MS / 2000:  # Redis did not block
                 self._stopping.wait(_EMPTY_ANSWER_WAIT)
             if cursor != ">":
                 cursor = entries[-1][0].decode() if entries else ">"
