@@ -11,7 +11,7 @@ from typing import Callable, Mapping, Sequence
 
 from trainmedic.errors import ConfigurationError
 
-# torchrun and most launchers, Open MPI, Slurm.
+# Variables with rank and world size of torchrun and most launchers, Open MPI, Slurm. The first rank that is set counts.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -97,7 +97,7 @@ def resolve(
     world_size: int | None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Return the settings. Raises ConfigurationError without a key in its text."""
+    """Return the settings. Raises ConfigurationError, whose text shows no key."""
     env = os.environ if environment is None else environment
     name = job if job is not None else env.get("TRAINMEDIC_JOB", "")
     if not isinstance(name, str) or not _JOB.match(name):

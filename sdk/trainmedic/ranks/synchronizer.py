@@ -1,6 +1,6 @@
 """A rank's background thread, which alone uses the shared store, whose calls may block.
 
-Without the store, or too far behind, its part ends (`ended_because`), and no rank carries out commands.
+If the store fails or this rank lags too far, sharing ends (`ended_because`): no rank carries out commands.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STORE_GRACE = 15.0  # after an inquiry's own limit, for a slow store
 JOIN_PATIENCE = 60.0  # until rank 0 must have started
 _JOIN_INTERVAL = 0.02  # between two attempts to join
 _LEAVE_INTERVAL = 0.005  # between two attempts to leave
-_IDLE_SECONDS = 2.0
+_IDLE_SECONDS = 2.0  # until the thread looks again, if nothing is due and nothing wakes it
 _FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.25  # between two attempts to read a due decision
 
 
@@ -48,8 +48,9 @@ class Inquiry:
     """A value for the training thread: ``attempt`` is called until it returns one."""
 
     def __init__(self, attempt: Callable[[float, float], Any], world_size: int) -> None:
-        self.attempt = attempt
+        self.attempt = attempt  # gets `since` and the present time; returns None for "not yet"
         self.since = time.monotonic()
+        # The more ranks, the less often each reads the store.
         self.backoff = Backoff(0.001, min(0.02 + world_size * 0.0005, _LONGEST_WAIT), factor=1.5)
         self.done = threading.Event()
         self.result: Any = None  # None after `done` if sharing has ended
@@ -75,7 +76,7 @@ class Synchronizer:
         self._role = role
         self._interval = interval
         self._stats = stats
-        self._has_logged_figures = False  # that they cannot be measured
+        self._has_logged_figures = False  # True once an error of ``stats`` was logged
         self._inquiries: deque[Inquiry] = deque()
         # To report: `JobCommand.sync_key`, status and output.
         self._outcomes: deque[tuple[tuple[int, int], str, Mapping[str, Any]]] = deque()

@@ -18,7 +18,7 @@ from trainmedic.recovery.health import Onset, problem
 from trainmedic.recovery.rollback_budget import RollbackCount
 
 MARGIN = 5  # steps before the fault: a higher loss shows earlier steps' effect
-_SHORT_MARGIN = 2  # where five steps would cost many
+_SHORT_MARGIN = 2  # if the start is exact and no checkpoint is `MARGIN` to twice as many steps before it
 _MOST_REPORTED = 20  # checkpoints in an answer
 
 

@@ -21,7 +21,7 @@ from trainmedic.job.reported_values import ReportedValues, deviation, number
 from trainmedic.wire import envelope
 
 REPORTS = 100  # last ones that a loss is compared with
-_SEARCHED_REPORTS = 3 * REPORTS  # for those before a rise
+_SEARCHED_REPORTS = 3 * REPORTS  # last ones that are searched for a rise and for `REPORTS` usual losses before it
 FEWEST = 20  # reports; with fewer nothing is unhealthy
 
 # Limits above the median, in standard deviations and as a part of the median. The larger counts.

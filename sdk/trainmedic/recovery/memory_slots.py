@@ -231,7 +231,7 @@ def write_mark(file: Path, mark: SlotMark) -> None:
 
 def remove_directory(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the node's and the training's directories still have others
         directory.parent.rmdir()
         directory.parent.parent.rmdir()
 

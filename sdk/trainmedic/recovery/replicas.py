@@ -24,7 +24,7 @@ log = logging.getLogger("trainmedic")
 # Variable for this node's address, by default the one that routes to MASTER_ADDR.
 ENVIRONMENT = "TRAINMEDIC_REPLICA_HOST"
 TIMEOUT = 20.0  # seconds without a byte, until a connection is closed
-_MOST_CONNECTIONS = 16
+_MOST_CONNECTIONS = 16  # at a time; further ones are closed without an answer
 _LONGEST_LINE = 1 << 16  # bytes
 _CHUNK = 1 << 20  # bytes
 _MAC_SIZE = 32  # bytes of a SHA-256

@@ -5,7 +5,7 @@ A handler that needs one passes a `LoopRestart` to `LoopRestarter.request` and e
 - The next older checkpoint replaces a damaged one.
 - After an exception, the loop restarts from the newest one, a limited number of times.
 - A hanging loop is interrupted for a feasible rollback.
-- The launcher handles crashes and hangs of several ranks, because others wait in a collective.
+- With several ranks the launcher handles crashes and hangs, because others wait in a collective.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LoopRestarter:
         self._may_restart = True  # False once a command has stopped the job
         self._failures = 0  # since the last progress
         self._furthest_step = -1  # -1 before the first step; a crash then ends the training
-        self._window: Window | None = None
+        self._window: Window | None = None  # from a request or failure to the restarted loop's first step
 
     @property
     def is_requested(self) -> bool:

@@ -1,6 +1,6 @@
 """Limit on rollbacks without progress.
 
-Rollbacks belong together if the later goes back to the step from which the earlier started, or before.
+A rollback continues the earlier ones if its checkpoint is not past the furthest step that they left.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def _source(
 ) -> BatchSource | None:
     if loader is not None:
         if seed is None and medic.world_size > 1 and is_prepared_by_accelerate(loader):
-            # It deals one order to ranks whose seeds differ.
+            # Accelerate deals one order to all ranks, but their seeds may differ.
             seed = medic.group("seed").choose(torch.initial_seed)
         return batch_source_for(loader, seed, medic.rank, reread)
     if storage is not None:

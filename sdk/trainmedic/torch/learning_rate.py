@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from trainmedic.errors import Rejected
 from trainmedic.torch.rate_schedule import RateSchedule, closed_form, computes_as_pytorch
 
-_MOST_RETURNED = 64  # last ones that are compared
+_MOST_RETURNED = 64  # last rates returned to the loop that `overwritten` compares with
 
 MARK = "trainmedic_lr_scale"  # key of the scale in the optimizer's groups
 
@@ -199,6 +199,7 @@ class LearningRate:
         return rate / ratio
 
     def _is_scheduled(self, number: int, rate: float) -> bool:
+        # Whether `_rescale` or a scheduler has set the rate.
         if not self._schedulers:
             return False
         if self._written.get(("group", number, "lr"), (None,))[0] == rate:
@@ -327,6 +328,7 @@ class LearningRate:
                 _step_unscaled(scheduler, self)
 
     def unscaled(self, step: Callable[[], Any]) -> Any:
+        # Such as a scheduler's step, or a framework's save or load; the scale returns after an error too.
         scale = self.scale
         if scale == 1.0:
             return step()
@@ -410,6 +412,7 @@ def _is_among(rate: float, rates: Iterable[float]) -> bool:
 
 
 def _drift(before: float | None, now: float | None) -> float | None:
+    # Factor by which the schedule itself has changed the rate; None if unknown. `closed_form` never returns 0.
     return None if before is None or now is None else now / before
 
 

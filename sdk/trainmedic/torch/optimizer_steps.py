@@ -33,7 +33,7 @@ class OptimizerSteps:
         self.count = 0  # steps of all optimizers
         self.boundaries_without_update = 0  # consecutive ones, until now
         self.period = 1  # boundaries between the last two updates
-        self.observer: Callable[[], None] | None = None  # called right after an update, with the rates it used
+        self.observer: Callable[[], None] | None = None  # called right after an update, while its rates are still set
         self.sampler: Callable[[Any], None] | None = None  # called with the optimizer right before its update
         self.other_count = 0  # steps of other optimizers, see `watch_others`
         self._last_count = 0  # at the previous boundary
@@ -131,7 +131,7 @@ def _inner(optimizer: Any) -> list[torch.optim.Optimizer]:
         inner = getattr(optimizer, name, None)
         if isinstance(inner, torch.optim.Optimizer) and inner is not optimizer:
             return [inner]
-    # The loop may call another method than `step`, which steps the inner one, as of SAM.
+    # The loop may call another method of the outer optimizer than `step`, as with SAM. This method steps the inner one.
     groups = list(map(id, getattr(optimizer, "param_groups", ())))
     inner_ones = {id(inner): inner for _, inner in inner_optimizers(optimizer) if inner is not optimizer}
     return [inner for inner in inner_ones.values() if list(map(id, inner.param_groups)) == groups]

@@ -59,6 +59,7 @@ def has_moved(state: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def preserved() -> Iterator[None]:
+    # Restores only the CPU generators; a GPU's stay where the block has left them.
     python, cpu, numpy = random.getstate(), torch.get_rng_state(), _numpy()
     state = numpy.random.get_state() if numpy is not None else None
     try:

@@ -28,10 +28,10 @@ from trainmedic.wire.log_limit import LogLimit
 
 log = logging.getLogger("trainmedic")
 
-_log_limit = LogLimit(lines=1)
+_log_limit = LogLimit(lines=1)  # a minute
 
 _UPDATES = 2  # until the answer; a scheduler unknown to `attach` changes the rate after the first
-_BOUNDARIES = 16  # most, until the answer
+_BOUNDARIES = 16  # most step boundaries until the answer, if fewer updates are observed
 _LONGEST = 30.0  # seconds until the answer
 _RESERVE = 5.0  # seconds before the command expires, to deliver the answer
 _NO_UPDATE = "the loop made no update since"
@@ -215,7 +215,8 @@ class RateCommands:
             return
         with self._timer.lock:
             watch = self._watch
-            is_same = watch.used_at == watch.boundaries  # by another optimizer, or once more
+            # Several updates between two boundaries, as with several optimizers, count as one.
+            is_same = watch.used_at == watch.boundaries
             if is_same or len(watch.used) < _UPDATES:
                 try:
                     rates = self._training.rate.values
@@ -238,11 +239,12 @@ class RateCommands:
         if watch.overwritten is None:
             watch.overwritten = self._training.rate.overwritten()
             if watch.overwritten is not None and (failed := self._failed()):
-                # Before the rates follow, so that a restart does not scale again.
+                # Drop the factors before `_revert` restores the rates, so that a restart does not scale again.
                 training = self._training
                 training.changes.set_factors(LEARNING_RATE, self._factors_without(failed), training.global_step)
 
     def _failed(self) -> set[str]:
+        # IDs of the pending commands that fail if the loop overwrites the rate; undos do not.
         return {each.command.id for each in self.pending if each.command.undo_of is None}
 
     def _factors_without(self, failed: set[str]) -> dict[str, float]:
@@ -250,7 +252,8 @@ class RateCommands:
         return {command_id: factor for command_id, factor in factors.items() if command_id not in failed}
 
     def _answer(self, ended_because: str, is_boundary: bool = True) -> None:
-        # All. After an early answer, because of ``ended_because``, observe further.
+        # Answer all pending commands. ``ended_because`` is the reason of an early answer, after which observation goes
+        # on; "" if enough was observed. The timer's thread, and an error, are not at a boundary: rates must stay.
         self._timer.cancel()
         watch, rate, pending = self._watch, self._training.rate, self.pending
         verified: dict[str, Any] = {"updates": len(watch.used)}

@@ -64,6 +64,7 @@ def closed_form(group: Any, schedulers: Sequence[Any]) -> float | None:
         form = getattr(_active(scheduler), "_get_closed_form_lr", None)
         rates = form() if form is not None else ()
         found.append(float(rates[number]) if number < len(rates) else 0.0)  # a group added later has no entry
+    # A rate of 0, as at the start of a warmup, counts as unknown: callers divide by it.
     return found[0] if len(found) == 1 and found[0] > 0.0 else None
 
 

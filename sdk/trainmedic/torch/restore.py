@@ -74,6 +74,7 @@ class CheckpointRestore:
 
     def choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
         """Return checkpoints for a fault that began at ``onset``. Raises Rejected."""
+        # The interrupter's thread calls it too. It must not read losses, so it passes no onset.
         training = self._training
         if training.batch_source is None and rollback.skip_batches:
             raise Rejected(CANNOT_SKIP)

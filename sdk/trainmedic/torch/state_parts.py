@@ -16,7 +16,7 @@ from trainmedic.torch.tensor_names import named_as, plain_name
 
 log = logging.getLogger("trainmedic")
 
-ATTRIBUTES = ".attributes"  # state outside any ``state_dict``
+ATTRIBUTES = ".attributes"  # key, next to the parts' names, of state outside any ``state_dict``
 
 
 class StateParts:

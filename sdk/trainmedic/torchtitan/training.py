@@ -53,6 +53,7 @@ class TitanTraining(SelfSavingFramework):
         self._has_begun = False
         self._health = CheckpointHealth()  # when the last checkpoint was begun
         self._has_loop_begun = False  # the present loop has loaded its start
+        # The original methods, which those of this class replace in `train` and call.
         self._continues: Callable[[], bool] = trainer.should_continue_training
         self._step: Callable[..., Any] = trainer.train_step
         self._batches: Callable[..., Iterator[Any]] = trainer.batch_generator
@@ -204,7 +205,7 @@ class TitanTraining(SelfSavingFramework):
         trainer = self._trainer
         if not trainer.parallel_dims.pp_enabled:
             return loss
-        # The other stages know no loss.
+        # Other stages have no loss. Every rank of the pipeline must take part, or the others hang.
         shared = torch.tensor(loss if trainer.pp_has_last_stage else -math.inf, device=trainer.device)
         dist.all_reduce(shared, dist.ReduceOp.MAX, group=trainer.parallel_dims.get_mesh("pp").get_group())
         return shared.item()

@@ -18,7 +18,7 @@ from trainmedic.torch.state_parts import StateParts
 log = logging.getLogger("trainmedic")
 
 _FILE = "trainmedic-carried-{rank:05d}.pt"
-_FORMAT = 1
+_FORMAT = 1  # of the file; one of another format is not restored
 
 
 class CarriedFiles:

@@ -26,12 +26,12 @@ log = logging.getLogger("trainmedic")
 REDIS_ERRORS = (redis.RedisError, OSError)
 UNUSABLE = (ValueError, TypeError, AttributeError, redis.RedisError)  # raised by redis-py for options of a URL
 ANSWER_SECONDS = 5.0  # limit of each read and write
-_CONNECT_SECONDS = 2.0
-_FIRST_WAIT = 0.1
-_LONGEST_WAIT = 5.0
+_CONNECT_SECONDS = 2.0  # limit of opening a connection
+_FIRST_WAIT = 0.1  # seconds, at most, from the first failure to the next try; each further failure doubles it
+_LONGEST_WAIT = 5.0  # most seconds between two tries
 ROOM_FOR_SERVERS = 64  # clients that agents and jobs leave free for servers
 _WAITS_FOR_ROOM = (10.0, 30.0)  # random seconds between tries while Redis is full
-_MOST_UNANSWERED = 1000  # unanswered commands whose times are known
+_MOST_UNANSWERED = 1000  # unanswered commands whose times are known; one more clears them all
 # Errors that leave the connection intact. redis-py removes the first word of those that it has a class for.
 _INTACT_AFTER = (redis.exceptions.OutOfMemoryError, redis.exceptions.ExecAbortError)
 _INTACT_AFTER_WORD = ("WRONGTYPE ", "NOGROUP ")
@@ -91,7 +91,7 @@ class _SharedClient:
     def __init__(self, find_url: Callable[[], str | None]) -> None:
         self._find_url = find_url
         self._changed = threading.Condition()
-        # Tickets given and served, as in a queue at a counter.
+        # Number of turns requested, and of turns that have ended.
         self._given = 0
         self._served = 0
         self.holder: RedisConnection | None = None

@@ -32,8 +32,8 @@ _IDENTIFIER = re.compile(r"^[!-~]{1,128}\Z")
 STATUSES = frozenset({ACCEPTED, APPLIED, REJECTED, UNSUPPORTED, FAILED, EXPIRED})
 FINAL = STATUSES - {ACCEPTED}
 _REASONS = ("reason", "error", "message")  # members in which other programs state a reason
-_LONGEST_NAME = 253
-_MOST_RANKS = 1_000_000
+_LONGEST_NAME = 253  # characters of a job or node; a reply with a longer name counts as without one
+_MOST_RANKS = 1_000_000  # a reply with a higher rank is refused; a higher number of ranks counts as unknown
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 

@@ -35,7 +35,7 @@ FLIGHT_RECORDER = "flight-recorder"
 ROTATED = ".1"
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
-_LONGEST = 180
+_LONGEST = 180  # bytes of an encoded name
 _ATTEMPT = re.compile(r"attempt-([1-9]\d{0,8})\Z")
 _OF_RANK = re.compile(r"rank-(\d{1,9})(?:\.jsonl(?:\.1)?)?\Z")
 _OF_NODE = re.compile(r"(launcher|error|ended)-(.+?)\.(?:log(?:\.1)?|json)\Z")

@@ -19,8 +19,8 @@ GONE = "job_gone"  # no further attempt follows
 KINDS = frozenset({ENDED, FAILED, RESTARTED, GONE})
 LONGEST_REASON = 500  # characters
 NAME = re.compile(r"^[^\s\x00-\x1f\x7f\ud800-\udfff]{1,253}\Z")
-_MOST_NUMBER = 1_000_000_000
-_LONGEST_WORD = 253
+_MOST_NUMBER = 1_000_000_000  # a higher optional number counts as absent
+_LONGEST_WORD = 253  # characters of `node` and `error`
 _INSTANCE = re.compile(r"^[0-9a-f-]{36}\Z")
 
 

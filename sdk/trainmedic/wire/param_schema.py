@@ -9,7 +9,7 @@ import difflib
 import json
 from typing import Any, Iterator, Mapping
 
-MOST_BYTES = 4096
+MOST_BYTES = 4096  # of a schema as JSON
 _NOTES = ("title", "description", "default")  # without effect
 _LIMITS = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
 _TYPES: Mapping[str, tuple[type, ...]] = {

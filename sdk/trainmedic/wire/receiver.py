@@ -23,15 +23,15 @@ from trainmedic.wire.signing import BadSignature, Signer, signatures_of
 log = logging.getLogger("trainmedic")
 
 LARGEST_COMMAND = 256 * 1024  # bytes of a command's JSON
-_BLOCK_MS = 1000
+_BLOCK_MS = 1000  # milliseconds that a read waits for a command; the other threads wait for their turn meanwhile
 # Seconds after a command in which reads do not block: the answer uses the same connection, and Redis ends blocking
 # reads only ten times a second.
 _IN_HAND_SECONDS = 10.0
 _FIRST_PAUSE, _PAUSE_SHARE = 0.005, 0.1  # seconds, and share of the time since the command
 _PENDING_EVERY = 5.0  # seconds between reads of unanswered entries, which an ending process may have left
 _ENTRIES_PER_READ = 20  # each may be very large
-_EMPTY_ANSWER_WAIT = 0.25  # seconds
-_NO_GROUP_WAIT = 0.1  # seconds
+_EMPTY_ANSWER_WAIT = 0.25  # seconds after a read that was empty too early, so that the loop does not spin
+_NO_GROUP_WAIT = 0.1  # seconds until a deleted consumer group is created again
 
 
 @dataclass(frozen=True)

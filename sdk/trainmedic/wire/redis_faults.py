@@ -17,7 +17,7 @@ _OTHER_NAME = frozenset({62, 64})
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 _CLIENT_CERTIFICATE = "name one with ?ssl_certfile=/path/to/crt.pem&ssl_keyfile=/path/to/key.pem"
 _CLOSED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
-_MOST_CAUSES = 8
+_MOST_CAUSES = 8  # exceptions of a chain that are examined, as it may be circular
 
 
 def explained(error: BaseException, url: str | None = None) -> str:

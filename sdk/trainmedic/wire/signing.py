@@ -21,9 +21,9 @@ from trainmedic.errors import TrainmedicError
 
 FIRST_FIELD = b"signature"
 MORE_FIELD = b"more_signatures"
-_MOST_SIGNATURES = 8
-_READ_AGAIN_AFTER = 60.0  # seconds
-_READ_AGAIN_AT_ONCE_AFTER = 2.0  # seconds, because any client can provoke it
+_MOST_SIGNATURES = 8  # of a message; later ones are ignored
+_READ_AGAIN_AFTER = 60.0  # seconds between two reads of the keys while signing
+_READ_AGAIN_AT_ONCE_AFTER = 2.0  # seconds, after a wrong signature; not sooner, because any client can send one
 _SEAL_BEGINS = b',"signature":"'
 _SEAL_ENDS = b'"}'
 _SEAL = re.compile(rb"[0-9a-f ]{0,1024}")

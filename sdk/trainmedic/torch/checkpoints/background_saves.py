@@ -29,7 +29,7 @@ log = logging.getLogger("trainmedic")
 
 PATIENCE = 120.0  # seconds that `BackgroundSaves.settle` waits for a write
 _LONGEST_WAIT = 1800.0  # seconds, of rank 0 for the other ranks' parts
-_POLL_INTERVAL = 0.2  # seconds
+_POLL_INTERVAL = 0.2  # seconds between two checks for the other ranks' parts
 # Files in the unfinished checkpoint by which ranks report, with the rank's number.
 _WRITTEN, _FAILED = "written-", "failed-"
 # A rank's reasons not to start.

@@ -87,7 +87,7 @@ class CheckpointDirectory:
         self._has_warned = False
         self._frozen = FrozenBase()
         self._writer_id = envelope.new_id()
-        self._began = envelope.write_time(envelope.utc_now())  # orders as text
+        self._began = envelope.write_time(envelope.utc_now())  # compared as text, which sorts by time
         self._is_shared = False  # another process writes here too
         self._marks_at_start: Mapping[Path, Mapping[str, Any] | None] = {}
         self._names_at_start: frozenset[str] = frozenset()
@@ -227,7 +227,7 @@ class CheckpointDirectory:
         return unfinished
 
     def begin_parts(self, step: int) -> str:
-        # Implements `PartWriter`, with the next three methods.
+        # Implements `PartWriter`, with the next three methods. The last two run in the thread of `BackgroundSaves`.
         unfinished = self._unfinished_path(self._path_of(step))
         unfinished.mkdir(parents=True)
         return unfinished.name

@@ -30,6 +30,8 @@ class _RankComparison:
 
 
 class CheckpointWriter:
+    # Every rank calls each method at the same step, in the training thread: the ranks compare their states.
+
     def __init__(self, training: TrainingState) -> None:
         self._training = training
 

@@ -60,8 +60,8 @@ class ShardedContents:
         without_step = self._optimizers_without_step()
         content = self._tensors(without_step)
         return content, {
-            "fresh": without_step,  # names of optimizers
-            "plain": self._unsharded_leaves(content, run),
+            "fresh": without_step,  # names of optimizers that have no state yet
+            "plain": self._unsharded_leaves(content, run),  # empty in a copy in memory: `divide` adds them
             "attributes": parts.attributes.capture(),
             "buffers": parts.buffers(),
             "groups": {name: optimizer.state_dict()["param_groups"] for name, optimizer in self._optimizers.items()},

@@ -35,7 +35,7 @@ log = logging.getLogger("trainmedic")
 
 PREFIX = "memory-step-"  # of checkpoints' IDs, which stand in the place of paths
 NEVER = sys.maxsize  # step
-_PATIENCE = 60.0  # seconds for pending background work
+_PATIENCE = 60.0  # seconds that a caller waits for pending background work before it goes on without it
 _MOST_FAILURES = 3  # consecutive, until no more copies are made
 
 COPIED = 2  # newest checkpoints that other nodes may be copying, and which stay for that

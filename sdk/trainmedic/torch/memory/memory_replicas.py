@@ -35,7 +35,7 @@ class MemoryReplicas:
         self._secret = secret
         self._slots: dict[int, list[Slot]] = {}  # copies by ward
         self._wards: dict[int, Address] = {}  # ranks of another node whose checkpoints this rank copies
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held while copies become complete or are dropped
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._server = ReplicaServer(secret, self._find)
@@ -138,6 +138,7 @@ class MemoryReplicas:
     @contextmanager
     def _find(self, request: Mapping[str, Any]) -> Iterator[Found | None]:
         """Find a named checkpoint on this node, or this rank's newest to copy."""
+        # In a thread of the server, one per connection.
         set_id = request.get("set_id")
         if set_id is not None:
             with self._in_files(str(set_id), request["rank"]) as found:

@@ -27,7 +27,7 @@ from trainmedic.torch.memory.memory_replicas import MemoryReplicas
 log = logging.getLogger("trainmedic")
 
 FILE = ".trainmedic-memory.json"  # file in the checkpoint directory with the training's name in shared memory
-_UNKNOWN_LIMIT = 1 << 30  # bytes, if the available memory is unknown
+_UNKNOWN_LIMIT = 1 << 30  # bytes of a node that are assumed to be available if the number is unknown
 _SHARE = 0.5  # of the node's memory available at the start
 
 
@@ -91,7 +91,7 @@ class MemoryStart:
 
         ``newest_step`` returns the newest on disk; only later ones are fetched from other nodes. None restores nothing.
         """
-        # From a failed start.
+        # Release what an earlier call that failed has acquired.
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -102,7 +102,7 @@ class MemoryStart:
         directory = self._open(names["training"], group.rank)
         self._serve(directory, group.rank, bytes.fromhex(names["secret"]))
         nodes, addresses = self._nodes(group)
-        neighbours = [rank for rank, node in nodes.items() if node == self._node]
+        neighbours = [rank for rank, node in nodes.items() if node == self._node]  # with this rank
         remnants = self._remnants(group, directory, group.rank == min(neighbours))
         limit = self._limit(len(neighbours), directory)
         # One more is written to; a background write holds another one until it is on disk.

@@ -17,7 +17,7 @@ log = logging.getLogger("trainmedic")
 
 _log_limit = LogLimit(lines=1)
 
-_MOST_PENDING = 256  # steps that the device has not finished
+_MOST_PENDING = 256  # steps not read yet; beyond it the oldest is dropped
 
 
 class Stopwatch(Protocol):
@@ -63,10 +63,10 @@ class HostStopwatch:
 
 class CudaStopwatch:
     def __init__(self) -> None:
-        self._spare: list[Any] = []
+        self._spare: list[Any] = []  # events to use again
         self._began: Any = None
-        self._of_step: list[tuple[Any, Any]] = []
-        self._pending: deque[list[tuple[Any, Any]]] = deque()
+        self._of_step: list[tuple[Any, Any]] = []  # events at the begin and end of each span
+        self._pending: deque[list[tuple[Any, Any]]] = deque()  # the same of known steps that are not read yet
 
     def start(self) -> None:
         self._began = self._record_event()

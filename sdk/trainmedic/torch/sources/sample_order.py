@@ -15,7 +15,7 @@ from trainmedic.torch import randomness
 
 _MOST_ENDS = 1000  # epochs whose end is remembered
 _MOST_AT_ONCE = 2**30  # entries; minGPT's sampler has 10^10
-_CHUNK = 2**16  # entries of a longer order
+_CHUNK = 2**16  # entries to draw at once of a longer order
 Position = int  # number of entries before it. An entry is a sample, or a batch of the user's batch sampler.
 
 
@@ -80,11 +80,12 @@ class SampleOrder:
 
 
 class _OrderRandom:
-    # Random numbers of an order; the training's stay.
+    # Random numbers for the draw of an order, perhaps in chunks. The training's generators keep their states.
 
     def __init__(self, seed: int, generators: Sequence[torch.Generator]) -> None:
         self._seed = seed
         self._generators = generators
+        # States after the last chunk, of the CPU generators and of `_generators`; None before the first chunk.
         self._reached: tuple[Mapping[str, Any], list[torch.Tensor]] | None = None
 
     @contextmanager
