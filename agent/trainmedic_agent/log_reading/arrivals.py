@@ -273,7 +273,8 @@ class ArrivalIndex:
         if size > seen.size:
             # The last byte came with the last write, unless another process has set that time.
             at = written if max(seen.looked_at, 1) <= written <= now else now
-            self._grow(key, seen, Block(size, seen.looked_at, max(at, seen.at)))
+            # The clock may have been set back since the last look.
+            self._grow(key, seen, Block(size, seen.looked_at, max(at, seen.at, seen.looked_at)))
         seen.looked_at = max(seen.looked_at, looked_at)
 
     def _grow(self, key: FileKey, seen: _FileState, block: Block) -> None:

@@ -5,6 +5,7 @@ Each change is one signed command that the agent journals and runs once. Reading
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -183,7 +184,7 @@ class SlurmAgent:
         digest, document = await self._document("slurm.list", kind, kind, None, known.digest if known else None)
         if document is None and known is not None:
             return known.records
-        records = read(document or {})
+        records = await asyncio.to_thread(read, document or {})
         self._lists[kind] = _Listed(digest, records)
         return records
 
@@ -208,7 +209,7 @@ class SlurmAgent:
         for page in range(1, pages if isinstance(pages, int) else 1):
             pieces += _pieces(await self._ask(action, {**given, "known": digest, "page": page}))
         try:
-            document = log_pages.unpacked(pieces, _LARGEST_DOCUMENT)
+            document = await asyncio.to_thread(log_pages.unpacked, pieces, _LARGEST_DOCUMENT)
         except ValueError as error:
             raise ClusterUnavailable(f"{self._agent} sends a document that cannot be read: {error}") from error
         for each in members_of(document, "errors"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -62,13 +62,15 @@ async def start(
         now, ago = services.clock.now(), services.timeline.by_clock()
         chosen, held, own, tries_again = keys, "", False, None
         if has_limit:
-            room = _capacity(tx, rules, parent, progress, topology, now)
+            # A copy: the event loop adds members while this thread reads.
+            settling = {key: until for key, until in dict(progress.settling).items() if until > now}
+            room = _capacity(tx, rules, parent, progress, topology, settling)
             if isinstance(room, str):
                 return StartedMembers(held=room)
             chosen = capacity.fitting(room, keys, order.count, topology)
             if len(chosen) < min(order.count, len(keys)):
-                held, tries_again = room.why_held(chosen, topology), min(progress.settling.values(), default=None)
-                own = bool(chosen or progress.open or progress.settling)  # otherwise only others take the capacity
+                held, tries_again = room.why_held(chosen, topology), min(settling.values(), default=None)
+                own = bool(chosen or progress.open or settling)  # otherwise only others take the capacity
             if not chosen:
                 return StartedMembers(held=held, waits_for_own=own, tries_again=tries_again)
         targets = [Target.of_key(key) for key in chosen]
@@ -107,11 +109,10 @@ def _capacity(
     parent: Run,
     progress: GroupProgress,
     topology: Topology,
-    now: datetime,
+    settling: Mapping[str, datetime],
 ) -> Capacity | str:  # the reason if it is not known; called in the store's writing thread
     assert parent.target is not None
-    progress.settling = {key: until for key, until in progress.settling.items() if until > now}
-    working = [key for key, member in progress.begun.items() if member.is_open or key in progress.settling]
+    working = [key for key, member in progress.begun.items() if member.is_open or key in settling]
     own = selectors.nodes_of(list(map(Target.of_key, working)), topology)
     members = list(map(Target.of_key, progress.members))
     made = capacity.of(rules, parent.target, members, topology, own, tx.nodes_at_work())

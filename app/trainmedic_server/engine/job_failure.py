@@ -143,8 +143,8 @@ class Stepping(NamedTuple):
         """Another process (`instance`) proves no progress."""
         if instance != self.instance:
             return Stepping(step, instance, self.since)
-        if step <= self.step:
-            return self
+        if step <= self.step:  # less after a rollback, from which the next steps count
+            return self._replace(step=step)
         # Halved, so that one long time is soon forgotten.
         return Stepping(step, instance, now, max(now - self.since, self.usual / 2))
 

@@ -258,6 +258,8 @@ def readable(value: Any) -> Any:
         return value.encode("utf-8", "replace").decode()[:_LONGEST_TEXT]
     if isinstance(value, Mapping):
         return {str(name): readable(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [readable(member) for member in value]
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):

@@ -159,7 +159,10 @@ def _end_as(code: int) -> NoReturn:
 
 def _fork_rank(own: socket.socket) -> int:
     """Fork a requested rank and send its process ID; 0 at the end of the requests."""
-    message, streams, _, _ = socket.recv_fds(own, _LONGEST_MESSAGE, 2)
+    try:
+        message, streams, _, _ = socket.recv_fds(own, _LONGEST_MESSAGE, 2)
+    except ConnectionResetError:  # torchrun was killed before it read all messages
+        return 0
     if not message:
         return 0
     request = json.loads(message)

@@ -95,9 +95,9 @@ def _check(schema: Any, path: str) -> None:
     for key, value in schema.items():
         if key == "type":
             names = value if isinstance(value, list) else [value]
-            wrong = next((name for name in names if name not in _TYPES), None)
-            if wrong is not None or not names:
-                raise ValueError(f"{path}.type: {wrong!r} is not one of {', '.join(_TYPES)}")
+            wrong = [name for name in names if not isinstance(name, str) or name not in _TYPES]
+            if wrong or not names:
+                raise ValueError(f"{path}.type: {next(iter(wrong), None)!r} is not one of {', '.join(_TYPES)}")
         elif key == "properties":
             if not isinstance(value, dict):
                 raise ValueError(f"{path}.properties must be a mapping")

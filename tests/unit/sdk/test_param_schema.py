@@ -69,6 +69,11 @@ def test_each_problem_is_named_with_its_member(given: dict[str, Any], told: str)
         ({"type": "object", "pattern": "(a+)+"}, "'pattern' is not supported"),
         ({"type": "object", "properties": {"a": {"$ref": "http://x"}}}, "properties.a: the keyword '$ref'"),
         ({"type": "object", "properties": {"a": {"type": "int"}}}, "properties.a.type: 'int' is not one of object"),
+        ({"type": "object", "properties": {"a": {"type": ["string", None]}}}, "properties.a.type: None is not one of"),
+        (
+            {"type": "object", "properties": {"a": {"type": [["string"]]}}},
+            "properties.a.type: ['string'] is not one of",
+        ),
         ({"type": "object", "properties": {"a": 5}}, "properties.a must be a mapping"),
         ({"type": "object", "required": ["a"]}, "required must list names of its properties"),
         ({"type": "object", "properties": {"a": {"minimum": "1"}}}, "minimum must be a number"),

@@ -112,10 +112,18 @@ def test_a_number_that_is_not_finite_is_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(True, True), (3, 3), (0.1234567891, 0.1234568), (object(), "NaN"), ("\udcff", "?")]
+    ("value", "expected"),
+    [
+        (True, True),
+        (3, 3),
+        (0.1234567891, 0.1234568),
+        (object(), "NaN"),
+        ("\udcff", "?"),
+        ([1, (2.5, None)], [1, [2.5, None]]),
+    ],
 )
 def test_whatever_is_reported_can_be_written(value: Any, expected: Any) -> None:
-    """A number of seven digits, text that is UTF-8, and NaN for what is neither."""
+    """A number of seven digits, text that is UTF-8, lists of these, and NaN for what is neither."""
     assert readable(value) == expected
 
 

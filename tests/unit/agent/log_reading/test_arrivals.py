@@ -65,6 +65,17 @@ def test_a_time_of_writing_that_somebody_has_set_counts_no_more_than_the_looks(j
     assert (seconds_of(index, 200, 50), seconds_of(index, 200, 150)) == ((0, 10), (10, 20))
 
 
+def test_a_clock_set_back_between_two_looks_costs_no_arrival(journal: Journal) -> None:
+    """Bytes did not come before the look that did not see them."""
+    index = ArrivalIndex(journal)
+    index.record_look(KEY, 0, ns(0), at(0))
+    index.record_look(KEY, 10, ns(-10), at(-10))
+    index.record_look(KEY, 20, ns(-8), at(-8))
+    index.store_due(0.0, is_last=True)
+    again = ArrivalIndex(journal)
+    assert (seconds_of(again, 20, 0), seconds_of(again, 20, 15)) == ((0, 0), (0, 0))
+
+
 def test_looks_within_a_second_are_one(journal: Journal) -> None:
     """So that a busy file costs no more than one block a second."""
     index = ArrivalIndex(journal)
