@@ -33,7 +33,7 @@ def units(manager: UnitManager) -> Iterator[UnitManager]:
 
 
 def restart(
-    units: UnitManager, intents: IntentBook, unit: str = UNIT, policy: RestartPolicy | None = POLICY, **more: Any
+    units: UnitManager, intents: IntentBook, unit: str = UNIT, policy: RestartPolicy = POLICY, **more: Any
 ) -> Mapping[str, Any]:
     executor = RestartUnitExecutor(policy, intents, units.systemctl)
     return executor.perform(accepted("node.restart_unit", unit=unit, **more))
@@ -120,7 +120,7 @@ def test_only_what_the_policy_lists_is_restarted(units: UnitManager, intents: In
         with pytest.raises(CommandRejected, match="is not the full name of a service"):
             restart(units, intents, wrong, RestartPolicy(units=("*.service",)))
     with pytest.raises(CommandRejected, match="policy does not list"):
-        restart(units, intents, policy=None)
+        restart(units, intents, policy=RestartPolicy())
     with pytest.raises(CommandRejected, match="LoadState is not-found"):
         restart(units, intents, "trainmedic-test-missing.service")
     assert units.shown(UNIT, "ActiveState") == "inactive"
