@@ -78,15 +78,15 @@ class YamlDocument(Struct, frozen=True):
     """Paths in the file, by path after insertions of fragments."""
 
     def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
-        """Return a problem at `path` or its nearest parent."""
-        mark = (self.keys if at_key else self.marks).get(path) or self._nearest(path)
+        mark = (self.keys if at_key else self.marks).get(path) or self.position(path)
         return FileProblem(mark.file or self.source, mark.line, mark.column, message + mark.note)
 
     def as_written(self, path: DocumentPath) -> DocumentPath:
         entry = entry_of(path)
         return (*self.written.get(entry, entry), *path[len(entry) :])
 
-    def _nearest(self, path: DocumentPath) -> TextPosition:
+    def position(self, path: DocumentPath) -> TextPosition:
+        """At `path` or, in an alias, its nearest parent."""
         while path not in self.marks:
             path = path[:-1]
         return self.marks[path]

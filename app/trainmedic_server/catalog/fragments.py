@@ -228,7 +228,7 @@ class _Expansion:
             return
         place: DocumentPath = ("with", len(self.uses))
         self._copy(self.document, (*here, "with"), place)
-        self.marks.setdefault(place, self.document.marks[here])
+        self.marks.setdefault(place, self.document.position(here))
         values = dict(entry.get("with") or {})
         if any(use.id == use_id for use in self.uses):
             self._problem((*here, "use"), f"use: {use_id!r} is the id of an earlier use; give this one its own id")
@@ -238,7 +238,7 @@ class _Expansion:
         ids = tuple(step.id or default_id(position, "steps") for position, step in enumerate(form.steps))
         self.uses.append(Use(use_id, name, phase, len(made), ids, place, form.inputs, values))
         fragment = self._available[name]
-        line = self.document.marks[(*here, "use")].line
+        line = self.document.position((*here, "use")).line
         note = f" (fragment {name!r}, used at {self.document.source}:{line})"
         for inner, step in enumerate(fragment.value["steps"]):
             self._copy(fragment, ("steps", inner), (*place_of(phase), len(made)), note)

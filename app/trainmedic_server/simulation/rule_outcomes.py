@@ -148,7 +148,7 @@ def _alerts_of_rules(document: YamlDocument) -> Iterator[NamedAlert]:
                 continue
             written = _texts(rule.get("labels"))
             fixed = {label: text for label, text in written.items() if "{{" not in text}
-            line = document.marks[*prefix, "groups", at, "rules", place].line
+            line = document.position((*prefix, "groups", at, "rules", place)).line
             expression = str(rule.get("expr", ""))
             yield NamedAlert(
                 rule["alert"], line, fixed, expression=expression, annotations=_texts(rule.get("annotations"))

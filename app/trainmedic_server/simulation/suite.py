@@ -64,7 +64,7 @@ from trainmedic_server.simulation.suite_format import (
 from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
 _SETTLE = timedelta(microseconds=1)  # a timer with this delay fires after everything that is due now
-_POLL_EVERY = timedelta(seconds=10)  # of ends of runs, and of whether the test is over
+_POLL_EVERY = log_playback.LAZY_TICK  # of ends of runs, of settled logs, and of whether the test is over
 _PATIENCE = timedelta(hours=2)  # for runs to end after the last entry, without `end`
 
 
@@ -178,14 +178,14 @@ class _Scenario:
         await self.engine.stop()
 
     async def _pass_until(self, moment: datetime) -> None:
-        while self.test.lines and self.clock.now() < moment:
-            has_lines = self.clock.now() < BEGINNING + self.test.last_line + log_playback.SETTLE
-            tick = log_playback.TICK if has_lines else log_playback.LAZY_TICK
+        while (self.test.lines or self.ends is not None) and self.clock.now() < moment:
+            has_lines = self.test.lines and self.clock.now() < BEGINNING + self.test.last_line + log_playback.SETTLE
+            tick = log_playback.TICK if has_lines else _POLL_EVERY
             await self.clock.sleep_until(min(self.clock.now() + tick, moment))
-            await self.logs.tick()
-        while self.ends is not None and self.clock.now() < moment:
-            await self.clock.sleep_until(min(self.clock.now() + _POLL_EVERY, moment))
-            await self.ends.tell()
+            if self.test.lines:
+                await self.logs.tick()
+            if self.ends is not None:
+                await self.ends.tell()
         await self.clock.sleep_until(moment)
 
     async def _start(self) -> Engine:

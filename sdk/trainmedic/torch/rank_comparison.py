@@ -83,7 +83,7 @@ class RankComparison:
             is_sound = self._medic.rank not in faulty and 2 * len(faulty) < self._medic.world_size
             self.trouble_at = agreed_at + (2 if is_sound else 1)
             if memory is not None:
-                memory.drop_after(agreed_at)
+                memory.drop_after(agreed_at, until=step)
             return
         agreed = [part for part, ranks in judged.items() if not ranks]
         if agreed or self.agree is False:

@@ -28,7 +28,8 @@ class Memory:
     def __init__(self) -> None:
         self.dropped_after: list[int] = []
 
-    def drop_after(self, step: int) -> None:
+    def drop_after(self, step: int, until: int) -> None:
+        assert until > step
         self.dropped_after.append(step)
 
 

@@ -355,3 +355,12 @@ def test_an_editor_knows_fragments(text: str, valid: bool) -> None:
     (document,), _ = yaml_text.read(text, "f")
     schema = json.loads(json.dumps(json_schema(ACTIONS)))
     assert jsonschema_rs.validator_for(schema).is_valid(document.value) is valid
+
+
+@pytest.mark.parametrize("uses", ["  - &a {use: f}\n  - *a\n", "  &a [{use: f}]\non_failure: *a\n"])
+def test_a_use_may_be_an_alias(uses: str) -> None:
+    """Its place is that of the alias."""
+    fragment = "fragment: f\nsteps: [{action: k8s.cordon}]\n"
+    (found,) = problems_of(f"playbook: p\non: {{alert: A}}\ntarget: node\nsteps:\n{uses}---\n{fragment}")
+    assert ":6:" in found
+    assert "earlier use" in found

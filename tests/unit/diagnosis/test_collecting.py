@@ -80,3 +80,10 @@ def test_no_line_makes_up_millions_of_ranks() -> None:
     line = b'{"event": "step", "step": 1, "rank": 9999999}'
     collector.read_stream(Origin("training", stream="a"), [line], _WRITTEN)
     assert not collector.facts().silent_ranks
+
+
+@pytest.mark.parametrize("how", ["crashed with exit code", "terminated with code", "terminated with exit code"])
+def test_the_end_of_a_rank_is_read_from_its_line(how: str) -> None:
+    collector = Collector(shipped_rules())
+    collector.read_stream(Origin("launcher", stream="a"), [f"Rank 3 {how} 1".encode()], _WRITTEN)
+    assert [(ended.rank, ended.code) for ended in collector.facts().exits] == [(3, 1)]

@@ -141,3 +141,16 @@ async def tell_dumps(world: World, dumps: list[Dump], node: str) -> None:
     lines = tuple(digest.write(each, 1) for each in dumps)
     kept = KnownExcerpt("dumps", EpisodeKey(node, "e"), digest.SOURCE, "", None, now, Excerpt(lines, 0))
     await world.store.transact(lambda tx: tx.findings.save_excerpts([kept]))
+
+
+def test_the_last_entry_of_a_repeated_number_counts() -> None:
+    """As in dumps, where the parts of a coalesced collective come before it."""
+    fields = json.loads(digest.write(dump_of(0, done=0, under_way=2), 2))
+    place, number, operation, _, started, created = fields["entries"][-1]
+    fields["entries"].append([place, number, operation, 1, started, created])
+    read, _ = digest.read([json.dumps(fields)], 2)
+    (wait,) = missing_ranks.read_together(read).waits
+    assert (wait.number, wait.waiting) == (0, (0,))
+    fields["entries"] = fields["entries"][1:]
+    read, _ = digest.read([json.dumps(fields)], 2)
+    assert missing_ranks.read_together(read).waits == ()

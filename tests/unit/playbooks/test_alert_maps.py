@@ -165,3 +165,10 @@ def test_an_alert_map_is_checked_beside_the_playbooks_or_alone(tmp_path: Path, m
     done = CliRunner().invoke(main, ["playbook", "check", str(PLAYBOOKS), "--alert-map", str(path)])
     assert done.exit_code == 1
     assert f"{path}:1:21: unknown key 'ass'; did you mean 'as'?" in done.output
+
+
+def test_rules_may_be_an_alias(tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text("groups:\n  - rules: &r\n      - alert: A\n  - rules: *r\n")
+    alerts, problems = rule_outcomes.read(file)
+    assert ([(each.name, each.line) for each in alerts], problems) == ([("A", 3), ("A", 4)], [])

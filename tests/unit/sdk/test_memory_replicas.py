@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import tracemalloc
+import zlib
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,12 +15,15 @@ import pytest
 from trainmedic.errors import NotAgreed, TrainmedicError
 from trainmedic.job.group import PATIENCE, SingleRankGroup
 from trainmedic.recovery import memory_slots
+from trainmedic.recovery import replicas as replicas_of_ranks
+from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.memory_pool import SlotPool
 from trainmedic.recovery.memory_slots import Slot, SlotMark
 from trainmedic.recovery.replicas import ReplicaServer
 
 pytest.importorskip("torch")
 
+from trainmedic.torch.memory.memory_checkpoints import Course, MemoryCheckpoints
 from trainmedic.torch.memory.memory_replicas import MemoryReplicas, _time_of
 from trainmedic.torch.memory.memory_start import Memory, MemoryStart
 
@@ -140,3 +145,54 @@ def test_a_second_start_closes_the_server_of_a_failed_one(tmp_path: Path, monkey
                 server.close()
         assert start._lock is not None
         start._lock.release()
+
+
+@pytest.mark.parametrize("moment", ["before", "during"])
+def test_a_dropped_step_is_not_copied_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """Its rank may drop it later than this one."""
+    monkeypatch.setenv(memory_slots.ENVIRONMENT, str(tmp_path))
+    node = memory_slots.node_directory("run", "node-1")
+    memory = MemoryCheckpoints(
+        cast(Any, SimpleNamespace()), cast(Any, None), cast(Any, SimpleNamespace(replica_steps=10))
+    )
+    replicas = MemoryReplicas(memory, 0, node, b"secret")
+    memory.begin(Course("a"), SlotPool(2, 100, None), replicas)
+    replicas._slots[WARD] = []
+    served = 20
+
+    def fetch(*given: Any) -> SlotMark:
+        content = bytes(10)
+        mark = SlotMark(
+            memory.course.set_id(served), served, "2026-01-01T00:00:20Z", WARD, 8, 10, 0, zlib.crc32(content)
+        )
+        given[-1](mark)[:] = content
+        if moment == "during":
+            memory.drop_after(10, until=20)
+        return mark
+
+    monkeypatch.setattr(replicas_of_ranks, "fetch", fetch)
+    try:
+        if moment == "before":
+            memory.drop_after(10, until=20)
+        replicas._update(WARD, ("127.0.0.1", 1))
+        assert steps_in(replicas) == []
+        served = 30
+        replicas._update(WARD, ("127.0.0.1", 1))
+        assert steps_in(replicas) == [30]
+    finally:
+        replicas.end(in_order=False)
+        memory.close()
+
+
+def test_a_rollback_has_its_new_course_before_copies_are_dropped() -> None:
+    """A copy that is completed in between would stay."""
+    seen: list[int] = []
+    memory = MemoryCheckpoints(
+        cast(Any, SimpleNamespace()), cast(Any, None), cast(Any, SimpleNamespace(replica_steps=10))
+    )
+    dropping = SimpleNamespace(drop_after=lambda step, until: seen.append(memory.course.rollbacks))
+    memory.begin(Course("a"), SlotPool(2, 100, None), dropping)
+    memory.pace = cast(Any, SimpleNamespace(reset_agreement=lambda: None))
+    memory.rolled_back_to(SavedCheckpoint(10, datetime(2026, 1, 1, tzinfo=UTC), "x"), 20)
+    memory.close()
+    assert seen == [1]

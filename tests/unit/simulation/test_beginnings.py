@@ -170,3 +170,16 @@ expect:
       - {target: "node:n2", decision: started}
 """
     assert failures(tmp_path, AGAIN, test) == []
+
+
+def test_an_ended_run_starts_another_while_lines_are_read(tmp_path: Path) -> None:
+    """Not only at the end of the test."""
+    test = """\
+lines: [{source: training, text: all is well}]
+alerts: [{at: 1m, alert: {labels: {alertname: Hot, node: n1, rack: r1}}}]
+replies: {node.facts: {rejected: no agent, after: 20s}}
+expect:
+  - {at: 30m, runs: [{playbook: cap, status: failed}, {playbook: after, status: succeeded}]}
+end: 1h
+"""
+    assert failures(tmp_path, CHAIN, test) == []

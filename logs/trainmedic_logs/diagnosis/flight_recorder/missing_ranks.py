@@ -57,14 +57,15 @@ class Reading(Struct, frozen=True):
 def read_together(dumps: Sequence[Dump]) -> Reading:
     """Combine dumps; of one rank, that with most entries counts."""
     by_rank = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: len(dump.entries))}
-    entries: dict[ProcessGroup, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+    # By rank and number; a repeated number's last entry counts, as in dumps.
+    entries: dict[ProcessGroup, dict[int, dict[int, Entry]]] = defaultdict(lambda: defaultdict(dict))
     # By the group's identity, because the hash of a large group takes a millisecond, and dumps may share it.
-    by_id: dict[int, dict[int, list[Entry]]] = {}
+    by_id: dict[int, dict[int, dict[int, Entry]]] = {}
     for dump in by_rank.values():
         for entry in dump.entries:
             if id(entry.group) not in by_id:
                 by_id[id(entry.group)] = entries[_with_members(entry.group, by_rank)]
-            by_id[id(entry.group)][dump.rank].append(entry)
+            by_id[id(entry.group)][dump.rank][entry.number] = entry
     waits = [wait for group, of_ranks in entries.items() if (wait := _waiting(group, of_ranks, by_rank))]
     waits.sort(key=lambda wait: (wait.since is None, wait.since, wait.group.name))
     members = set[int]().union(*{id(group): group.ranks for dump in dumps for group in dump.groups}.values())
@@ -79,15 +80,15 @@ def _with_members(group: ProcessGroup, by_rank: Mapping[int, Dump]) -> ProcessGr
 
 
 def _waiting(
-    group: ProcessGroup, entries: Mapping[int, Sequence[Entry]], by_rank: Mapping[int, Dump]
+    group: ProcessGroup, entries: Mapping[int, Mapping[int, Entry]], by_rank: Mapping[int, Dump]
 ) -> Waiting | None:
-    open_numbers = sorted({entry.number for of in entries.values() for entry in of if not entry.is_done})
+    open_numbers = sorted({entry.number for of in entries.values() for entry in of.values() if not entry.is_done})
     if not open_numbers:
         return None
-    lasts = {rank: max(entry.number for entry in of) for rank, of in entries.items()}
+    lasts = {rank: max(of) for rank, of in entries.items()}
     # If every member called all, take the first unfinished one.
     number = next(_uncalled_numbers(open_numbers, group, lasts, by_rank), open_numbers[0])
-    called = {rank: entry for rank, of in entries.items() for entry in of if entry.number == number}
+    called = {rank: of[number] for rank, of in entries.items() if number in of}
     waiting = {rank: entry for rank, entry in called.items() if not entry.is_done}
     began = min((entry.created_ns for entry in waiting.values() if entry.created_ns > 0), default=None)
     return Waiting(

@@ -57,7 +57,7 @@ def is_in_memory(checkpoint: SavedCheckpoint) -> bool:
 
 
 class Replicas(Protocol):
-    def drop_after(self, step: int) -> None: ...
+    def drop_after(self, step: int, until: int) -> None: ...
 
 
 class MemoryCheckpoints:
@@ -247,17 +247,18 @@ class MemoryCheckpoints:
         return state
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, left_step: int) -> None:
+        self.course = Course(self.course.name, self.course.rollbacks + 1)  # first, for copies by other threads
         self.drop_after(checkpoint.step)
-        self.course = Course(self.course.name, self.course.rollbacks + 1)
         self._rollback_target = (checkpoint.path, left_step) if is_in_memory(checkpoint) else None
         self.pace.reset_agreement()
 
-    def drop_after(self, step: int) -> None:
+    def drop_after(self, step: int, until: int = 0) -> None:
+        # No copy of a step up to `until` is completed later.
         self.background.settle(_PATIENCE)
         if self.pool is not None:
             self.pool.drop_after(step)
         if self.replicas is not None:
-            self.replicas.drop_after(step)
+            self.replicas.drop_after(step, until)
 
     def close(self) -> None:
         """End background work; the memory stays."""

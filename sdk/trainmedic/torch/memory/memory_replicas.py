@@ -16,7 +16,7 @@ from trainmedic.errors import TrainmedicError
 from trainmedic.recovery import memory_slots, replicas
 from trainmedic.recovery.memory_slots import Slot, SlotMark
 from trainmedic.recovery.replicas import Address, Found, ReplicaServer
-from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints
+from trainmedic.torch.memory.memory_checkpoints import Course, MemoryCheckpoints
 
 log = logging.getLogger("trainmedic")
 
@@ -35,6 +35,7 @@ class MemoryReplicas:
         self._secret = secret
         self._slots: dict[int, list[Slot]] = {}  # copies by ward
         self._wards: dict[int, Address] = {}  # ranks of another node whose checkpoints this rank copies
+        self._dropped = (Course(""), 0, 0)  # the last drop: course, step, until
         self._lock = threading.Lock()  # held while copies become complete or are dropped
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -72,8 +73,9 @@ class MemoryReplicas:
             for ward in self._wards:
                 memory_slots.remove_directory(memory_slots.replica_directory(self._node, ward))
 
-    def drop_after(self, step: int) -> None:
+    def drop_after(self, step: int, until: int) -> None:
         with self._lock:
+            self._dropped = (self._memory.course, step, until)
             for slot in [slot for slots in self._slots.values() for slot in slots]:
                 mark = slot.mark  # read once: the copying thread may clear it
                 if mark is not None and mark.step > step:
@@ -115,8 +117,9 @@ class MemoryReplicas:
         if slot.checksum(mark.size) != mark.checksum:
             raise replicas.NotFetched("it is damaged")
         with self._lock:
-            # A rollback during the fetch invalidates the copy.
-            if mark.set_id == self._memory.course.set_id(mark.step):
+            # A rollback or drop invalidates the copy; the ward may drop its own later.
+            course, (of, after, until) = self._memory.course, self._dropped
+            if mark.set_id == course.set_id(mark.step) and not (course == of and after < mark.step <= until):
                 slot.complete(mark)
         self._memory.pace.replica_seconds = time.monotonic() - began
 
