@@ -1,4 +1,4 @@
-"""Findings over a node's streams. Durations use lines' times; `tick` compares them with its caller's time."""
+"""Findings over a node's streams. Durations use lines' times; `tick` measures them up to its ``now``."""
 
 from __future__ import annotations
 

@@ -43,7 +43,6 @@ _TAKEN_LABELS = frozenset(
 _ALERT_TEXTS = ("fields", "labels", "target", "finding")  # names that an alert's texts may use
 
 
-# Called by `log_rule_library`. Returns all problems of the document; raises nothing for a wrong rule.
 def compile_document(document: YamlDocument, allowance: Allowance | None = None) -> LogRule | list[FileProblem]:
     compilation = _Compilation(document, allowance or Allowance())
     try:

@@ -143,7 +143,7 @@ class Progress:
         self.most_layers = most_layers  # shown in metrics
         self.layer_norms: Mapping[str, Any] = {}  # gradient norms
         self.record = ReportRecord()  # at most one report per `TENSOR_INTERVAL`
-        self.tensors_due_at = self.report_due_at = now  # after `TENSOR_INTERVAL` and `REPORT_INTERVAL`
+        self.tensors_due_at = self.report_due_at = now  # next read of tensors; next whole report, see `torch.boundary`
         self.checkpoint: tuple[int, float] | None = None  # newest complete one: step, and Unix time
         self.rollback_not_held: bool | None = None
         """True if the last rollback, answered ``applied``, did not hold; None without a rollback."""

@@ -42,7 +42,7 @@ _MOST_BYTES = 64 << 20  # of a rank's records, in both halves of the `RotatingFi
 _MOST_FILES = 32  # named by the script; later ones are ignored
 _LONGEST_TEXT = 1000  # characters
 _WRITE_INTERVAL_S = 0.5
-_DEVICES_INTERVAL_S = 5.0  # until GPUs are found
+_DEVICES_INTERVAL_S = 5.0  # between two searches for GPUs, until some are found
 _DETECTORS_END_S = 1.0  # for waiting records at the end
 _SOURCES_VERSION = 1
 _OWNER_ONLY, _OWNERS_DIRECTORY = 0o600, 0o700
@@ -263,7 +263,7 @@ def readable(value: Any) -> Any:
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        return "NaN"  # also for a list or another object that is no number
+        return "NaN"  # for an object that is no number
     if math.isfinite(number):
         return float(f"{number:.7g}")
     if math.isnan(number):

@@ -42,7 +42,7 @@ class LaunchOptions:
 
     line: LaunchLine
     retries: int  # after failures in a row without progress
-    delay: float  # before the next attempt
+    delay: float  # before the next attempt; after progress it may be shorter
     grace: float  # from the signal that ends the job to SIGKILL
     hang_after: float | None  # beyond the job's own limit; None for never
     job: str

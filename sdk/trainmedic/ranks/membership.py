@@ -10,9 +10,8 @@ from trainmedic.ranks.rounds import SILENT_AFTER
 from trainmedic.ranks.shared_store import SharedStore
 from trainmedic.wire.backoff import Backoff
 
-# Seconds between two reads of all heartbeats, and of absent ranks' requests.
-_REFRESH_INTERVAL = 2.0
-_FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0  # seconds between two reads of requests to join
+_REFRESH_INTERVAL = 2.0  # seconds between two reads of all heartbeats
+_FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0  # seconds between two reads of absent ranks' requests to join
 
 
 class Membership:

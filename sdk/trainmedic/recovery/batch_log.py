@@ -43,7 +43,7 @@ class BatchComparison:
         self._epoch = epoch  # of the skip; skipped batches may come again in other epochs
         self._why_none = why_none  # why nothing is expected
         self._drawn: list[_Drawn] = []
-        self._has_random_order = False  # True if random numbers ordered the present epoch, begun after the rollback
+        self._has_random_order = False  # True if random numbers may have ordered the epoch, begun after the rollback
 
     @property
     def is_skip(self) -> bool:

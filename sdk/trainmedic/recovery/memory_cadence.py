@@ -12,7 +12,7 @@ HORIZON = 600.0  # seconds that checkpoints reach back; an alert's rollback take
 FIRST_INTERVAL = 10  # steps between copies until their cost is known
 # Least period of copies to another node, in durations of such a copy, so that one is always complete.
 _REPLICA_PERIOD = 4
-# Copies may cost `_SHARE` of a step. Of a short one they may cost `_LARGE_SHARE`, up to these seconds.
+# Copies may cost `_SHARE` of a step; of a short one `_LARGE_SHARE`, but at most `_MOST_BY_LARGE_SHARE` seconds.
 _SHARE, _LARGE_SHARE, _MOST_BY_LARGE_SHARE = 0.0015, 0.008, 0.000_15
 
 

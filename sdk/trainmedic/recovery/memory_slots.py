@@ -231,7 +231,7 @@ def write_mark(file: Path, mark: SlotMark) -> None:
 
 def remove_directory(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-    with contextlib.suppress(OSError):  # the node's and the training's directories still have others
+    with contextlib.suppress(OSError):  # not empty: other ranks or nodes have directories there
         directory.parent.rmdir()
         directory.parent.parent.rmdir()
 

@@ -252,8 +252,8 @@ class RateCommands:
         return {command_id: factor for command_id, factor in factors.items() if command_id not in failed}
 
     def _answer(self, ended_because: str, is_boundary: bool = True) -> None:
-        # Answer all pending commands. ``ended_because`` is the reason of an early answer, after which observation goes
-        # on; "" if enough was observed. The timer's thread, and an error, are not at a boundary: rates must stay.
+        # Answer all pending commands. ``ended_because``: why the answer is early; "" if enough was observed. After an
+        # early answer observation may go on. The timer's thread, and an error, are not at a boundary: rates must stay.
         self._timer.cancel()
         watch, rate, pending = self._watch, self._training.rate, self.pending
         verified: dict[str, Any] = {"updates": len(watch.used)}

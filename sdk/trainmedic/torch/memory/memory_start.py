@@ -102,7 +102,7 @@ class MemoryStart:
         directory = self._open(names["training"], group.rank)
         self._serve(directory, group.rank, bytes.fromhex(names["secret"]))
         nodes, addresses = self._nodes(group)
-        neighbours = [rank for rank, node in nodes.items() if node == self._node]  # with this rank
+        neighbours = [rank for rank, node in nodes.items() if node == self._node]  # including this rank
         remnants = self._remnants(group, directory, group.rank == min(neighbours))
         limit = self._limit(len(neighbours), directory)
         # One more is written to; a background write holds another one until it is on disk.
