@@ -168,7 +168,7 @@ class NvmlSessions:
         with self._lock:
             self._shut_down()
 
-    # This method and those that it calls run with the lock held.
+    # This method and the private ones that it calls run with the lock held.
     def _current(self) -> NvmlSession:
         if self._closed_for is not None:
             raise DriverAbsent(f"the driver is not used here while {self._closed_for} is reset; try again")

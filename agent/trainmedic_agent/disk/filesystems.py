@@ -5,7 +5,7 @@ A root is refused if it
 - is missing, or has a symbolic link in its path
 - has an owner other than root, the agent's user and the policy's ``owners``
 - has a parent with such an owner, or one that group or others can write without the sticky bit
-- is ``/``, within the agent's state directory, or the same as another root
+- is ``/``, within the agent's state directory, or an earlier root of the rule
 
 Free space is that of unprivileged processes, as node_exporter reports it. ZFS and btrfs free space seconds after a
 deletion; the cleaner waits if the deleted bytes should suffice.

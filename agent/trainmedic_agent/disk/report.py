@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 _MAX_EXAMPLES = 3
 _ALL_ROOTS = sys.maxsize
-# Pairs of examples per reason and roots per rule, tried in order until the output fits `_MOST_BYTES`.
+# Pairs: most examples per reason, and most roots per rule. Tried in order until the output fits `_MOST_BYTES`.
 _LIMITS = (*((examples, _ALL_ROOTS) for examples in range(_MAX_EXAMPLES, -1, -1)), (0, 10), (0, 1), (0, 0))
 _MAX_PATH_LENGTH = 200  # characters
 _MOST_BYTES = 48 * 1024  # bytes of JSON: a larger reply than 64 KiB would not be kept

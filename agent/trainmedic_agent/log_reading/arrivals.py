@@ -164,7 +164,8 @@ class _FileState(Struct):
     is_changed: bool = False
 
 
-# The reading thread calls `record_look`, `forget` and `store_due`, the scanning thread `record_scan`, searches `of`.
+# The reading thread calls `record_look`, `forget` and `store_due` (also `LogReader.stop`), the scanning thread
+# `record_scan`, searches `of`.
 class ArrivalIndex:
     """Thread-safe."""
 

@@ -28,7 +28,8 @@ SMALL_SECONDS = 0.5  # limit of a look at a small unit
 SMALL_ENTRIES = 2_000  # entries of a small unit
 LARGE_SECONDS = 3.0  # limit of a look at a large unit
 CHEAP_SECONDS = 0.02  # quicker looks are repeated early for a waiting caller
-USER_SECONDS = 5.0  # a user's large units wait above this use, which halves every minute: about 1/17 of the time
+# Above this used time, which halves every minute, a user's large units wait: they get about 1/17 of the time.
+USER_SECONDS = 5.0
 MOST_DUE = 2_000  # units per user, directory and scan, longest due first
 MOST_JOBS = 10_000  # units per user and directory, of new ones the most recently changed
 MOST_FOUND = 2_000  # files in a job's directory, and named by it, most recently written

@@ -132,7 +132,7 @@ class WantedLines(ABC):
         if line is None or (self.skips_ranks and line.local_rank is not None):
             return None
         if not line.text and raw and not raw.strip(b"\0"):
-            return None  # only NUL bytes: a hole in the file
+            return None  # only NUL bytes: the rest of a hole in the file
         stated = self.clock.stated_at(end, line.at, line.stated)
         if stated is not None:
             moment = self.clock.time_stated(*stated)

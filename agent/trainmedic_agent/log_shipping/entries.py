@@ -25,7 +25,8 @@ from trainmedic_logs.lines.parsed_line import LineMask, ParsedLine, parse
 LONGEST_LINE = 64 * 1024  # bytes shipped; Loki's limit is 256 KiB
 LONGEST_LABEL = 1024  # characters of a value; Loki's limit is 2,048
 _FUTURE = timedelta(minutes=1)  # a time further ahead is wrong; Loki's limit is 10 min
-_SAME_TIME = timedelta(seconds=2)  # a line without a timestamp gets the previous one's if it arrived this soon after it
+# A line without a timestamp gets the last line's time if it arrived less than this after that time.
+_SAME_TIME = timedelta(seconds=2)
 _NEAR_ARRIVAL = timedelta(minutes=15)  # a time without a certain zone counts if this close before the arrival
 # Nanoseconds: each file adds its own offset below this, so that equal lines of ranks do not collide.
 _FILE_OFFSETS = 500

@@ -89,10 +89,10 @@ class LogShipping:
         self._kernel_due = 0.0
         self._kernel_kept = self._positions.stored().get(KEY, {})
         self._batch: deque[tuple[ShippedLines, StoreEntry]] = deque()  # oldest first, until accepted or rejected
-        self._most_bytes = MOST_BYTES  # of the next push: halved after a refusal, doubled after a success
+        self._most_bytes = MOST_BYTES  # of the next push: less after a refusal or rate limit, doubled after a success
         self._pause = _FIRST_PAUSE
-        self._retry_at = self._store_at = 0.0  # monotonic times of the next push and of the next write of positions
-        self._has_more = False  # True if files had more lines than the batch takes
+        self._retry_at = self._store_at = 0.0  # monotonic: earliest push after a failure; write of positions
+        self._has_more = False  # True if logs had more lines than the batch takes
         self._refusals = 0  # since the last accepted push
         self._jobs: dict[str, float] = {}  # by job, the monotonic time of its last line
         self._log_limit = LogLimit()

@@ -17,7 +17,7 @@ from trainmedic_server.ports.actions import Call, Services
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0  # seconds, unless the server asks for another wait
 REPORT_EVERY = timedelta(seconds=15)  # interval of `Call.report_wait`
 LONGEST_ASKED_FOR = 60.0  # seconds of a pause that the server asks for
-_LATE = timedelta(seconds=3)  # after the deadline for the last answer; the engine cancels the action after 5 s
+_LATE = timedelta(seconds=3)  # after the deadline for the last answer; the engine cancels the action 5 s after it
 # Refusals of our account are retried for this time: a starting API server refuses everybody.
 REFUSAL_GRACE = timedelta(seconds=10)
 

@@ -74,7 +74,7 @@ async def find_node(slurm: Slurm, name: str) -> SlurmNode:
         return await slurm.node(name)
     except errors.ObjectMissing:
         nodes = await slurm.nodes()
-    if not nodes:  # As ObjectMissing, an undo would conclude that the node was deleted.
+    if not nodes:  # From ObjectMissing, an undo would conclude that the node was deleted.
         raise errors.ClusterUnavailable("Slurm lists no nodes: check that the user of the token may see them")
     short = name.partition(".")[0]
     matching = [each for each in nodes if name in (each.hostname, each.address)]

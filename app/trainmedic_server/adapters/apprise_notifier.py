@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
 _SENDS_WITHIN = 60.0  # Seconds, waiting included.
-_MOST_SENDING = 4  # Threads of one service.
+_MOST_SENDING = 4  # Threads of one service at a time.
 
 
 class AppriseNotifier:

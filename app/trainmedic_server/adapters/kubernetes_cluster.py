@@ -111,7 +111,7 @@ class KubernetesCluster:
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
         query["timeoutSeconds"] = str(seconds)
-        # The API server ends the watch after `seconds`. It counts as silent 15 s later.
+        # The API server ends the watch after `seconds`. Without any data for 15 s longer, it counts as broken.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT.total_seconds(), sock_read=seconds + 15)
         path = collection_of(resource, None)
         response = None
