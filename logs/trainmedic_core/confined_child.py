@@ -1,4 +1,4 @@
-# Rights that a parser gives up in its own process before it reads untrusted input. The log reader uses parts of it.
+# Rights that a parser gives up in its own process before it reads untrusted input. Log reader and probes use parts.
 from __future__ import annotations
 
 import contextlib

@@ -307,7 +307,8 @@ def _position(event: Event) -> TextPosition:
 
 
 def _place(mark: Mark, text: str) -> tuple[int, int]:
-    """Return line and column, corrected at the text's end."""
+    """Return line and column."""
+    # At the text's end, the parser's line may be too high.
     return (mark.line + 1, mark.column + 1) if mark.index < len(text) else _line_column(text, len(text))
 
 

@@ -440,7 +440,7 @@ class Driver:
     async def _locate_targets(self, act: PerformAttempt, name: str) -> AttemptOutcome | None:
         """Persist the nodes that a multi-node action determines now. Return an outcome if that failed."""
         action = performing.multi_node_action(self._services.actions, name) if not act.undo else None
-        if action is None or self.run.step(act.key).target is not None:  # the catalog rejects it on several jobs
+        if action is None or self.run.step(act.key).target is not None:  # the catalog rejects such actions on jobs
             return None
         located: list[BaseModel] = []
 

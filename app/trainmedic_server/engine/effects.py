@@ -1,6 +1,6 @@
 """Measurement of an alert's metric after a run has acted.
 
-Prometheus is queried later for the whole period, so the server may be down then.
+Prometheus is queried later for the whole period, so the server may be down meanwhile.
 """
 
 from __future__ import annotations

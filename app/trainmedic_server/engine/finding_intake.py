@@ -128,7 +128,7 @@ class FindingIntake:
             self._on_alerts()
 
     # --- updates --------------------------------------------------------------------------------
-    # `_take`, `_check` and their helpers run in the store's writing thread, the public methods in the event loop.
+    # `_take`, `_check` and their helpers run in the store's writing thread, other methods in the event loop.
 
     def _take(self, tx: Transaction, updates: Sequence[FindingUpdate]) -> _Work:
         now, rules, topology = self._clock.now(), self._rules().by_name, self._topology()

@@ -6,7 +6,7 @@ it.
 Without an Alertmanager to ask, only alerts reported after this server's start count as firing, until `RESENT_AFTER`.
 
 ``set_again_started`` is recorded before the command, ``set_again_done`` after success. In between, the next server
-repeats the command; the node applies it once. If the expiry is forgotten in between, ``set_again_held`` records that.
+repeats the command; the node applies it once. If it reports a loss without expiry, ``set_again_held`` is recorded.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class MessageDelivery:
 
     name = "messages"
     kinds = message_texts.KINDS
-    at_once = 200  # events of one `take`
+    at_once = 200  # most events of one `take`
 
     def __init__(
         self,

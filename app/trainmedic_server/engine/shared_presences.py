@@ -52,7 +52,7 @@ class SharedReading:
 class SharedPresences:
     """Presences cached for 2 s, up to 4.5 s if reading is slow."""
 
-    # The `recent_` methods cache for 10 times the duration of a reading, or for 14.5 s if that is 2 s or more.
+    # The `recent_` methods cache for 10 times the duration of a reading, or for 14.5 s after one of 0.2 s or more.
 
     def __init__(self, source: PresenceSource, elapsed: Callable[[], float] | None = None) -> None:
         elapsed = elapsed or asyncio.get_running_loop().time

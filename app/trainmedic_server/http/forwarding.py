@@ -160,7 +160,7 @@ async def _send_request(connection: _Connection, scope: Scope, receive: Receive)
         if in_chunks and not more:
             part += b"0\r\n\r\n"
         if not await connection.write(waiting + part):
-            return  # the leader has answered without the rest of the body
+            return  # the leader has begun to answer without the rest of the body
         waiting = b""
     connection.is_sent = True
 

@@ -150,7 +150,7 @@ class ActionTraits(Protocol):
     if the run ends without success, whatever its trigger.
     """
     leaves_results: ClassVar[bool]
-    """True if each attempt leaves something, such as a message. A `wait_for` rejects it."""
+    """True if each attempt leaves something, such as a message. ``wait_for`` rejects it."""
     asks_first: ClassVar[bool]
     """True for an act that a person should approve: a playbook with it has mode ``approve`` unless it names a mode."""
     changes_node: ClassVar[bool]

@@ -244,7 +244,7 @@ class RunStore(Protocol):
         Concurrent calls may share a transaction; if `work` raises, only its own changes are dropped. `work` may run
         again, so it must have no external effects.
         """
-        # In a server, `work` runs in the only writing thread, not in the event loop; in a simulation, in the caller.
+        # In a server, `work` runs in the only writing thread, not in the event loop; in a simulation, in the caller's.
         ...
 
     async def check(self) -> None:

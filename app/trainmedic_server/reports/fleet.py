@@ -88,7 +88,7 @@ class _Node:
     alert_times: list[datetime] = field(default_factory=list)
     alert_names: set[str] = field(default_factory=set)
     touched: int = 0
-    # Starts of the runs added last, newest first: those during the run to add, and the first after it.
+    # Starts of the 50 runs added last, newest first. The first one after the run to add is sought among them.
     run_times: deque[datetime] = field(default_factory=lambda: deque(maxlen=50))
     returned_at: set[datetime] = field(default_factory=set)  # Starts of runs within a day after a success.
 

@@ -449,7 +449,7 @@ def _not_judged(playbook: Playbook) -> str:  # why; empty if it is judged
 
 
 def _decision_time(alert: SpooledAlert, reaction: RecordedReaction | None, run: RecordedRun | None) -> datetime | None:
-    # The time of the run that the alert started. An alert that joined a run has its own, unrecorded time.
+    # The time of the alert's own run. The time at which an alert joins a run is not recorded.
     if run is None or reaction is None or reaction.decision == Decision.JOINED:
         return None
     return run.timestamp if run.timestamp >= alert.first_heard else None

@@ -83,7 +83,8 @@ from trainmedic_server.wiring.notifications import slack_loops
 if TYPE_CHECKING:
     from fastapi import FastAPI  # which `http.factory` imports in its own way
 
-# Longest wait for the first answer of Slurm, of Redis and of the Kubernetes API at the start. Alerts may come at once.
+# Longest wait at the start for the first answer of each of Slurm, Redis and the Kubernetes API: the first alerts, which
+# need their data, may come at once.
 _FIRST_LOOK_SECONDS = 2.0
 
 log = telemetry.logger(__name__)

@@ -17,7 +17,7 @@ _Value = Callable[[Mapping[str, Any]], Any]
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "lteq": operator.le, "gt": operator.gt, "gteq": operator.ge
 }  # fmt: skip
-_LARGEST = 1 << 63  # larger integers are left to the sandbox
+_LARGEST = 1 << 63  # integers of this size or more are left to the sandbox
 
 
 class MissingMember(Exception):

@@ -24,7 +24,7 @@ Found = TypeVar("Found", bound=nodes.Node)
 LONGEST_TEMPLATE = 65_536
 MOST_NODES = 5_000
 """Handwritten ones have tens."""
-# Levels of nesting that Jinja and Python can compile.
+# Most levels of nesting, within the limits of Jinja and Python.
 _DEEPEST = 100
 _RESULT_NAME = "result"
 _REFUSED_WORDS = {"callblock": "call", "scopedevalcontextmodifier": "autoescape", "evalcontextmodifier": "autoescape"}

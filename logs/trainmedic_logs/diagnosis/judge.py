@@ -144,7 +144,7 @@ def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attrib
     for other in others:
         if other.concerns(leader) or leader.is_before(other) or leader.is_proven:
             continue
-        # A requested end, a rank without a timeout or left behind, or a doubtful exit lowers no other confidence.
+        # Requested ends, ranks without a timeout or left behind, and doubtful exits lower no leader's confidence.
         if other.source > EvidenceSource.EXIT or (
             other.source is EvidenceSource.EXIT and other.confidence is Confidence.LOW
         ):
