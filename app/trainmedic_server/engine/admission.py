@@ -42,7 +42,7 @@ class Admitter:
     """Decides on alerts one after another. Each decision updates the facts for the next."""
 
     # No I/O: the same transaction, in the run store's thread, reads `facts` before and writes `changes()` afterwards.
-    # `engine/explanation` has its own thread, and drops the changes.
+    # `engine/explanation` decides outside a transaction, and drops the changes.
 
     def __init__(
         self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime, ago: Ago
