@@ -218,7 +218,7 @@ def _holds_xid(label: str) -> bool:
 def warnings(
     files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
 ) -> Iterator[FileProblem]:
-    """Yield likely mistakes. `playbooks` adds names that start none, `actions` constant labels on which a playbook
+    """Yield likely mistakes. `playbooks` adds names that start none, `actions` constant labels by which a playbook
     acts.
     """
     files = tuple(files)

@@ -57,7 +57,7 @@ class Expanded(Struct, frozen=True):
 
 class FragmentFolders:
     def __init__(self) -> None:
-        # Each folder's fragments, read once. So use an object for one reload only.
+        # Each folder's fragments, read once: use an object for one load only.
         self._read: dict[Path, Sequence[tuple[str, YamlDocument]]] = {}
 
     def named_in(self, text: str, path: Path) -> _Fragments:

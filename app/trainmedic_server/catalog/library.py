@@ -107,7 +107,7 @@ class _ReloadLimits:
         self._characters += sum(len(playbook.text) for playbook in file.playbooks)
 
 
-class StaticCatalog:  # a `ports.playbooks.Catalog`, as it is for simulations
+class StaticCatalog:  # a `ports.playbooks.Catalog`, used as such by simulations
     def __init__(self, playbooks: Iterable[YamlPlaybook], actions: Actions) -> None:
         self._actions = actions
         self._snapshot = _snapshot(playbooks)

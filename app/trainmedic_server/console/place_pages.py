@@ -17,6 +17,7 @@ from trainmedic_server.http.problems import HttpProblem
 from trainmedic_server.presentation import times
 
 # Slow parts are read only with the query parameter `whole`. The shown page requests them so (hx-get, "load").
+
 _MOST_FINDINGS = 20
 _CURVES_SINCE = "6h"
 JOB_LABELS = {

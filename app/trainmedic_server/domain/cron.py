@@ -80,7 +80,7 @@ class CronWindow(BaseModel):
 
 def opened_at(window: CronWindow, instant: datetime) -> datetime | None:
     """Return the start of the open window, which excludes its end; None if closed."""
-    length = min(window.duration, _LONGEST_WINDOW)  # a longer one is open too
+    length = min(window.duration, _LONGEST_WINDOW)  # a window of this length is always open already
     begin = instant - length if instant - _FIRST_DAY > length else _FIRST_DAY
     try:
         opened = next_after(window.schedule, window.timezone, begin)

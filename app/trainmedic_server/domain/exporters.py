@@ -47,8 +47,8 @@ _PORTS_OF_OTHERS = frozenset(
 # labels that name an exporter
 _NAMING = ("job", "service", "container", "pod")
 _NAMING_EXPORTED = tuple(EXPORTED + name for name in _NAMING)
-_LONGEST_KEPT = 255  # characters of a cached name
-_LONGEST_READ = 1000  # characters of all names
+_LONGEST_KEPT = 255  # characters of a cached name, and of an exporter's pod or container
+_LONGEST_READ = 1000  # characters of joined names
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
 _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 
@@ -83,13 +83,14 @@ def is_of_own_node(labels: AlertLabels) -> bool:
 def is_unknown(labels: AlertLabels) -> bool:
     """Return whether an exporter that is not central may still measure other machines than its own.
 
-    Without names, only `_PORTS_OF_OTHERS` are unknown. Unlisted names are unknown with any port.
+    Without names, only `_PORTS_OF_OTHERS` are unknown.
     """
     names = _names(labels)
     if not names:
         return labels.value("instance").rpartition(":")[2] in _PORTS_OF_OTHERS
     if is_of_own_node(labels):
         return False
+    # Unlisted names are unknown with a port: `_PER_NODE_PORTS` do not come here.
     return ":" in labels.value("instance") or _OFTEN_FOR_OTHERS.search(names) is not None
 
 

@@ -355,7 +355,8 @@ class NodeEvidence:
         place = self._instance.host if self._instance is not None else node
         for label in islice(self._labels.others(_NO_RIVALS), _MOST_RIVALS):
             asks = _asks_for_machine(label.name)
-            # Labels of the whole site may name another node, so only those that ask for a machine count.
+            # If the exporter surely measures its own node, only labels that ask for a machine count: others may be of
+            # the whole site, and name another node.
             if (is_sure and not asks) or not (host := _host_in_text(label.value)):
                 continue
             nodes = self._topology.known.find(host)

@@ -41,8 +41,8 @@ _TARGET_NOT_FOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOU
 class Admitter:
     """Decides on alerts one after another. Each decision updates the facts for the next."""
 
-    # No I/O: the same transaction, in the run store's thread, reads `facts` before and writes `changes()` afterwards.
-    # `engine/explanation` has its own thread, and drops the changes.
+    # No I/O: the same transaction reads `facts` before and writes `changes()` afterwards, in the run store's thread
+    # (in simulations, the event loop's). `engine/explanation` decides outside a transaction, and drops the changes.
 
     def __init__(
         self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime, ago: Ago

@@ -30,7 +30,7 @@ from trainmedic_server.ports.chat import ShownQuestion
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.store import History, HistoryFilter, RunStore
 
-LOOK_EVERY = timedelta(minutes=1)  # between calls of `show_waiting`, which post again what a channel refused
+LOOK_EVERY = timedelta(minutes=1)  # between calls of `show_waiting`, which retries questions that could not be shown
 _MOST_RUNS = 1_000  # of those that wait, the newest
 _MOST_PAGES = 20  # of a channel's messages, 200 each
 
@@ -67,7 +67,7 @@ class SlackQuestions:  # an `engine.event_dispatch.EventListener`
         self._on_left_out = on_left_out
         self._fence = fence
         self._turn = asyncio.Lock()
-        self._reminded = 0  # Newest event with a sent reminder, which a repeated `take` does not send again.
+        self._reminded = 0  # Newest event with a sent reminder: a repeated `take` sends no second one.
 
     async def take(self, events: Sequence[Event]) -> None:
         """Raises TemporaryFailure, OutcomeUnknown, StoreUnavailable: the events are taken again."""
