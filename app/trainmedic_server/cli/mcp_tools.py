@@ -16,6 +16,7 @@ from trainmedic_logs.domain.log_search import LogLevel
 from trainmedic_server.cli import why
 from trainmedic_server.cli.client import Client
 from trainmedic_server.cli.mcp_results import bounded
+from trainmedic_server.domain.run import FindableDecision
 
 Arguments = Mapping[str, Any]
 _LONGEST_TEXT = 1_000
@@ -242,7 +243,7 @@ TOOLS = {
             "GET /history",
             {"alert": _ALERT, "playbook": Parameter("The playbook's name."), "job": _JOB,
              "status": Parameter("Such as succeeded, failed, waiting, awaiting_approval, not_started."),
-             "decision": Parameter("Such as started, cooldown, concurrency_limited, no_target."),
+             "decision": Parameter("Whether a run started, or why not.", choices=tuple(map(str, FindableDecision))),
              "node": Parameter("The node's name."), "target": Parameter("As in items, such as job:llm-1."),
              "by": Parameter("Who approved, rejected, cancelled or undid it."),
              "open": Parameter("Whether it is open.", "boolean"),

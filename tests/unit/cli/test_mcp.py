@@ -104,6 +104,7 @@ def test_a_name_leads_nowhere_else(tool: str, name: str) -> None:
         ("why", {"alert": "x" * 1_001}, "1 to 1000 characters"),
         ("now", {"since": "1h"}, "no argument 'since'; its arguments are: none"),
         ("alerts", {"reacted": "no"}, "true or false"),
+        ("history", {"decision": "no_target"}, "target_unknown"),
         ("now", [1], "must be an object"),
     ],
 )
