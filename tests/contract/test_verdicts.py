@@ -26,7 +26,7 @@ async def test_a_verdict_is_kept_as_it_was_made_and_replaced_by_its_id(store: Sq
     await store.transact(lambda tx: tx.verdicts.save([first, second, other]))
     again = replace(first, cause="code", node=None)
     await store.transact(lambda tx: tx.verdicts.save([again]))
-    assert await store.transact(lambda tx: tx.verdicts.of_job("llm-1", 10)) == [second, again]
+    assert await store.transact(lambda tx: tx.verdicts.of_job("llm-1", 10, is_slow=False)) == [second, again]
     assert await store.verdicts_of("llm-1", 1) == [second]
     assert await store.verdicts_of("llm-1", 1, attempt=again.attempt) == [again]
     assert await store.verdicts_of("none", 1) == []
@@ -36,6 +36,14 @@ async def test_a_verdict_is_kept_as_it_was_made_and_replaced_by_its_id(store: Sq
         ("llm-1", "gpu", second.began_at),
     ]
     assert await store.verdicts(NOW, NOW + timedelta(hours=1), "llm-2") != []
+
+
+async def test_slow_verdicts_and_failures_of_a_job_are_found_apart(store: SqlStore) -> None:
+    """None of one kind takes the place of the other."""
+    failures, slow = [made(1), made(2)], [made(number, fingerprint="slow:data") for number in (0, 3)]
+    await store.transact(lambda tx: tx.verdicts.save([*failures, *slow]))
+    assert await store.transact(lambda tx: tx.verdicts.of_job("llm-1", 2, is_slow=False)) == failures[::-1]
+    assert await store.transact(lambda tx: tx.verdicts.of_job("llm-1", 1, is_slow=True)) == [slow[1]]
 
 
 async def test_verdicts_that_name_a_node_are_found_by_it(store: SqlStore) -> None:

@@ -75,3 +75,11 @@ async def test_a_playbook_without_tests_is_said_to_have_none(tmp_path: Path) -> 
     (tmp_path / "quiet.yaml").write_text(PLAYBOOK)
     with pytest.raises(errors.NotFound, match=r"quiet_test\.yaml"):
         await PlaybookTestProcess().run_tests_of(str(tmp_path / "quiet.yaml"))
+
+
+@pytest.mark.parametrize("printed", [b"", b"{}", b"[]", b"null", b'{"files": []}', b'{"files": null}'])
+def test_other_output_is_no_outcome(printed: bytes) -> None:
+    """It is reported as such, and never as passed."""
+    outcome = playbook_test_process._outcome("quiet_test.yaml", printed)
+    assert outcome.unfinished.startswith("The tests ended without an outcome")
+    assert not outcome.passed

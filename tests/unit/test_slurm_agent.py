@@ -101,6 +101,12 @@ async def test_an_answer_without_the_list_is_no_empty_list(status: str | None, o
         await slurm_with(status, **output).nodes()
 
 
+@pytest.mark.parametrize("page", [["no page"], log_pages.packed([])])  # type: ignore[arg-type]
+async def test_an_unreadable_document_is_called_no_page_of_lines(page: list[str]) -> None:
+    with pytest.raises(ClusterUnavailable, match=r"a document that cannot be read: not .*compressed JSON"):
+        await slurm_with(envelope.APPLIED, digest="1", pages=1, page=page).nodes()
+
+
 async def test_errors_in_the_document_count() -> None:
     page = log_pages.packed({"jobs": [], "errors": [{"error_number": 2017, "error": "Invalid job id specified"}]})
     with pytest.raises(ObjectMissing):

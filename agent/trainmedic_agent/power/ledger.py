@@ -57,7 +57,7 @@ class PowerLedger:
             self.save(states)
         except JournalUnavailable as error:
             log.error(
-                "cannot journal the end of a power cap; ending it anyway",
+                "cannot journal a change of power caps; it takes effect anyway",
                 extra={"reason": str(error)},
             )
             with self._lock:

@@ -117,7 +117,7 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes:
 def _outcome(tests: str, printed: bytes) -> PlayedTests:
     try:
         (file,) = json.loads(printed)["files"]
-    except ValueError:
+    except (ValueError, KeyError, TypeError):
         return PlayedTests(tests, unfinished="The tests ended without an outcome: they need too much memory or time.")
     played = tuple(
         PlayedTest(

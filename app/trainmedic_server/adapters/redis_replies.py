@@ -150,8 +150,11 @@ class ReplyRouter:
         if not reply.is_final or reply.rank in self._recent.get(reply.command_id, ()):
             self.discard(entry)
         elif now < self._early_until and reply.command_id not in self._recent:
-            self._early.setdefault(reply.command_id, {})[entry] = reply
-            if len(self._early) > EARLY_LIMIT or len(self._early[reply.command_id]) > EARLY_LIMIT:
+            early = self._early.setdefault(reply.command_id, {})
+            early[entry] = reply
+            if len(early) > EARLY_LIMIT:
+                self._unclaimed.extend(self._early.pop(reply.command_id).items())
+            elif len(self._early) > EARLY_LIMIT:
                 self._unclaimed.extend(self._early.popitem(last=False)[1].items())
         else:
             self._unclaimed.append((entry, reply))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Response
@@ -16,7 +15,7 @@ from trainmedic_server.api.exports import AS_STREAM, Accept, Exports, stream_typ
 from trainmedic_server.api.query_types import Few, Names, PageCursor, PageLimit, cursor_checked
 from trainmedic_server.api.run_ids import RunId
 from trainmedic_server.api.times import TimeText, span_of
-from trainmedic_server.domain.run import Decision, Run, Status
+from trainmedic_server.domain.run import FindableDecision, Run, Status
 from trainmedic_server.errors import NotFound, PayloadError
 from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.http.ascii_json import AsciiJson
@@ -27,10 +26,6 @@ from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
 
 WholeRunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's full ID.")]
 _PIECE = 100  # runs read at once for a page
-
-# No item of the history has these decisions: events of the joined run record them.
-_NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)
-FindableDecision = StrEnum("FindableDecision", {each.name: each.value for each in Decision if each not in _NEVER_RUNS})  # type: ignore[misc]
 
 
 def router(

@@ -23,7 +23,7 @@ from trainmedic_core.target import PARTS
 from trainmedic_server.cli import listing, story
 from trainmedic_server.cli.client import Client, server_options, unknown_job_note, unknown_playbook_note
 from trainmedic_server.cli.params import TimeParam
-from trainmedic_server.domain.run import Decision, Status
+from trainmedic_server.domain.run import FindableDecision, Status
 from trainmedic_server.presentation import rows, runs, times
 
 # The members of an item, in the order of the server's CSV. Importing their model (`api.views.HistoryItem`) would load
@@ -65,13 +65,11 @@ def _time_option(option: str, help: str) -> Callable[[Any], Any]:
     return click.option(option, type=TimeParam(), metavar="TIME", multiple=True, callback=_once, help=help)
 
 
-# The history has no item for these two: events of the joined run record them.
-_DECISIONS = [decision.value for decision in Decision if decision not in (Decision.JOINED, Decision.DUPLICATE)]
 _FILTERS = (
     _name_option("--alert", "alertname", help="The alert's name. Repeatable, like every option with NAME."),
     _name_option("--playbook"),
     _choice_option("--status", "STATUS", [status.value for status in Status]),
-    _choice_option("--decision", "REASON", _DECISIONS),
+    _choice_option("--decision", "REASON", [decision.value for decision in FindableDecision]),
     _name_option("--node", help="The target's node, or one that a run on a job touched."),
     _name_option("--gpu", help="Alone, or with its node: node-1/0."),
     _name_option("--job"),

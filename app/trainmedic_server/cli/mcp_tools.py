@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -16,6 +15,7 @@ from trainmedic_logs.domain.log_search import LogLevel
 from trainmedic_server.cli import why
 from trainmedic_server.cli.client import Client
 from trainmedic_server.cli.mcp_results import bounded
+from trainmedic_server.domain.run import FindableDecision
 
 Arguments = Mapping[str, Any]
 _LONGEST_TEXT = 1_000
@@ -30,8 +30,14 @@ class Reader:
         return self._client.get(path, params)
 
     def lines(self, path: str, params: Arguments, most: int) -> list[Any]:
+        read: list[Any] = []
         with closing(self._client.lines(path, params)) as lines:
-            return [json.loads(line) for line in islice(filter(None, lines), most)]
+            for answer in map(json.loads, filter(None, lines)):
+                most -= "note" not in answer  # the note on a cut comes after the last line
+                if most < 0:
+                    break
+                read.append(answer)
+        return read
 
     def post(self, path: str, body: Any = None) -> Any:
         """Raise Failure for all paths but ``explain``."""
@@ -181,7 +187,7 @@ def _logs(reader: Reader, arguments: Arguments) -> Any:
     most = arguments.get("limit", 100)
     names = ("rank", "node", "attempt", "since", "until", "grep", "level", "kernel")
     path = f"jobs/{_path_segment(arguments['job'])}/logs"
-    return reader.lines(path, _query_of(arguments, *names, limit=most), most + 1)  # one more for a note
+    return reader.lines(path, _query_of(arguments, *names, limit=most), most)
 
 
 def _playbook(reader: Reader, arguments: Arguments) -> Any:
@@ -242,7 +248,7 @@ TOOLS = {
             "GET /history",
             {"alert": _ALERT, "playbook": Parameter("The playbook's name."), "job": _JOB,
              "status": Parameter("Such as succeeded, failed, waiting, awaiting_approval, not_started."),
-             "decision": Parameter("Such as started, cooldown, concurrency_limited, no_target."),
+             "decision": Parameter("Whether a run started, or why not.", choices=tuple(map(str, FindableDecision))),
              "node": Parameter("The node's name."), "target": Parameter("As in items, such as job:llm-1."),
              "by": Parameter("Who approved, rejected, cancelled or undid it."),
              "open": Parameter("Whether it is open.", "boolean"),

@@ -60,6 +60,10 @@ class Decision(StrEnum):
     CAPACITY_LIMITED = "capacity_limited"  # ``guards.min_available``
 
 
+# No item of the history has these decisions: events of the joined run record them.
+_NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)
+FindableDecision = StrEnum("FindableDecision", {each.name: each.value for each in Decision if each not in _NEVER_RUNS})  # type: ignore[misc]
+
 PASSING = frozenset(
     {
         Decision.COOLDOWN,

@@ -272,8 +272,7 @@ class JobDiagnoses:
     ) -> None:
         """Make or update the verdict on each reported failure, then on the newest unreported one."""
         now, stepping = self._clock.now(), self._stepping.get(job)
-        earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
-        earlier = [each for each in earlier if not each.is_slow]  # newest first
+        earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER, is_slow=False))
         reported: set[str] = set()
         for before, report in pairwise((None, *reports)):
             if report is None or not report.is_failure:

@@ -268,7 +268,8 @@ class MessageDelivery:
                 self._metrics.message_errors.labels(channel).inc()
                 log.error("cannot send message", channel=channel, kind=kind, error=str(error))
         at, topic = self._clock.now(), messages[0].topic
-        self._last_sent[channel, kind, topic] = at
+        if left:
+            self._last_sent[channel, kind, topic] = at
         had_failed = self._retries.pop((channel, kind, topic), None) is not None
         if had_failed and left and outcome == "sent":
             log.info("background loop recovered", loop=f"messages to {channel}", kind=kind, topic=topic)

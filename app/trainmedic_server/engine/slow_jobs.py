@@ -33,7 +33,7 @@ AGAIN_AFTER = timedelta(minutes=15)  # Age of a verdict at which the next one is
 _LOOK_EVERY = timedelta(seconds=10)
 _AVERAGED_OVER = timedelta(minutes=5)  # as ``5m`` in queries
 _LOG_AGE = timedelta(minutes=30)  # of findings that count
-_MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10  # alerts; jobs of one look; verdicts of a job
+_MOST_FIRING, _MOST_JOBS = 10_000, 20  # alerts; jobs of one look
 _PARTS = ("data", "compute", "wait")  # of a step, as in the names of metrics
 
 log = telemetry.logger(__name__)
@@ -74,8 +74,8 @@ class SlowJobs:
                 await self._update_verdict(job, now, has_dropped=job in dropped)
 
     async def _is_due(self, job: str, now: datetime) -> bool:
-        earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
-        return not any(verdict.is_slow and now - verdict.made_at < AGAIN_AFTER for verdict in earlier)
+        last = await self._store.transact(lambda tx: tx.verdicts.of_job(job, 1, is_slow=True))
+        return not last or now - last[0].made_at >= AGAIN_AFTER
 
     async def _update_verdict(self, job: str, now: datetime, *, has_dropped: bool) -> None:
         parts = await self._step_parts(job, now)

@@ -70,7 +70,8 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
     state = draft.run.step(key)
     undo = state.undo
     assert undo is not None
-    attempt = replace(undo.attempts[-1], status=outcome.status, ended_at=draft.now, error=outcome.error)
+    status = "rejected" if outcome.status == "skipped" else outcome.status  # no attempt has the status `skipped`
+    attempt = replace(undo.attempts[-1], status=status, ended_at=draft.now, error=outcome.error)
     undo = replace(undo, attempts=(*undo.attempts[:-1], attempt), output=outcome.output, error=outcome.error)
     if outcome.status == "applied":
         draft.put(replace(state, undo=replace(undo, status=UndoStatus.DONE)))

@@ -40,7 +40,7 @@ class NoVerdicts:
 
 
 class StoredVerdicts(Protocol):
-    def of_job(self, job: str, limit: int) -> list[KnownVerdict]:
+    def of_job(self, job: str, limit: int, *, is_slow: bool) -> list[KnownVerdict]:
         """Return the newest, newest first."""
         ...
 

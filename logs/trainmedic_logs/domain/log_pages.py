@@ -31,13 +31,13 @@ def fits(pieces: Sequence[str]) -> bool:
 def unpacked(pieces: object, largest: int = _LARGEST) -> dict[str, Any]:
     """Return the object. `largest`: bytes of its JSON. Raises ValueError."""
     if not isinstance(pieces, list | tuple) or not all(isinstance(piece, str) for piece in pieces):
-        raise ValueError("it is no page of lines")
+        raise ValueError("not a compressed JSON object")
     try:
         decompress = zlib.decompressobj()
         raw = decompress.decompress(base64.b64decode("".join(pieces), validate=True), largest)
         page = json.loads(raw)
     except (ValueError, zlib.error, RecursionError) as error:
-        raise ValueError("the page of lines cannot be unpacked") from error
+        raise ValueError("not valid compressed JSON") from error
     if not isinstance(page, dict) or decompress.unconsumed_tail:
-        raise ValueError("it is no page of lines")
+        raise ValueError("not a compressed JSON object")
     return page

@@ -266,7 +266,7 @@ def test_an_answer_fits_into_a_reply_and_the_next_one_goes_on(node: Node) -> Non
         ({"job": "llm-1", "since": at(0), "grep": "("}, "missing"),
         ({"job": "llm-1", "since": at(0), "level": "loud"}, "'loud' is not a valid LogLevel"),
         ({"job": "llm-1", "since": at(0), "rank": -1}, "rank is not a whole number"),
-        ({"job": "llm-1", "since": at(0), "cursor": ["x"]}, "cannot be unpacked"),
+        ({"job": "llm-1", "since": at(0), "cursor": ["x"]}, "not valid compressed JSON"),
         ({"job": "llm-1", "since": at(0), "cursor": log_pages.packed({"places": "[1]"})}, "not from this agent"),
     ],
 )

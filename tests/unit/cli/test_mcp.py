@@ -104,6 +104,7 @@ def test_a_name_leads_nowhere_else(tool: str, name: str) -> None:
         ("why", {"alert": "x" * 1_001}, "1 to 1000 characters"),
         ("now", {"since": "1h"}, "no argument 'since'; its arguments are: none"),
         ("alerts", {"reacted": "no"}, "true or false"),
+        ("history", {"decision": "no_target"}, "target_unknown"),
         ("now", [1], "must be an object"),
     ],
 )
@@ -213,7 +214,15 @@ def test_a_list_is_read_to_its_end_page_by_page(tool: str) -> None:
 def test_lines_of_logs_are_read_no_further_than_they_are_wanted() -> None:
     """However many there are."""
     text = called("logs", {"job": "x", "limit": 3})["content"][0]["text"]
-    assert text.count('"line ') == 4
+    assert text.count('"line ') == 3
+
+
+def test_notes_take_the_place_of_no_lines_of_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some come before the lines, and the one that says where they were cut comes last."""
+    sent = [{"note": "n1 is silent"}, {"note": "n2 is silent"}, {"text": "a"}, {"text": "b"}, {"note": "cut"}]
+    monkeypatch.setattr(Recorded, "_streamed", lambda *_: (json.dumps(each) for each in sent))
+    text = called("logs", {"job": "x", "limit": 2})["content"][0]["text"]
+    assert json.loads(text.splitlines()[2]) == sent
 
 
 def test_hostile_text_cannot_leave_the_data() -> None:

@@ -130,3 +130,18 @@ async def test_its_trigger_counts(world: MakeWorld, when: str, status: UndoStatu
         await at.engine.order(run.id, OrderKind.UNDO, "ann")
         await at.pass_time(1)
         assert undo_of(await at.run()).status is UndoStatus.DONE
+
+
+async def test_an_undo_that_the_server_is_not_set_up_for_is_refused_and_stays_pending(world: MakeWorld) -> None:
+    """No attempt has another status than those that `Attempt` lists."""
+    at = world(book(PLAIN), more=[Hook])
+    await at.engine.start()
+    at.actions["other"].outcomes.append(errors.NotSetUp("no channel"))
+    alert = at.alert("Hot", node="n1")
+    await at.post(alert)
+    await at.resolve(alert)
+    await at.pass_time(1)
+    undo = undo_of(await at.run())
+    assert (undo.status, undo.error, undo.attempts[0].status) == (UndoStatus.RUNNING, "no channel", "rejected")
+    await at.pass_time(10)
+    assert undo_of(await at.run()).status is UndoStatus.DONE

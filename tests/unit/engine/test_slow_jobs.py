@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.clocks import ManualClock
 from tests.unit.diagnosis.test_job_diagnoses import World
@@ -221,6 +222,21 @@ async def test_a_verdict_is_made_anew_each_quarter_of_an_hour_and_hides_no_failu
     assert len([verdict for verdict in await slow.made() if verdict.is_slow]) == 2
     records = await slow.world.store.verdicts(slow_one.began_at, slow.clock.now())
     assert [record.is_slow for record in records] == [True, False]
+
+
+async def test_many_failures_hide_no_slow_verdict() -> None:
+    """However often the job fails within the quarter of an hour."""
+    slow = Slow(Prometheus(0.5, 0.45, 0.05))
+    await slow.fire()
+    (verdict,) = await slow.made()
+    failures = [
+        replace(verdict, id=f"f{number}", began_at=verdict.began_at + timedelta(seconds=number), fingerprint="gpu:xid")
+        for number in range(1, 12)
+    ]
+    await slow.world.store.transact(lambda tx: tx.verdicts.save(failures))
+    slow.clock.sleep(60)
+    await slow.watching.look()
+    assert [each.is_slow for each in await slow.world.store.verdicts_of("llm-1", 20)].count(True) == 1
 
 
 async def test_a_report_shows_slow_times_beside_failures_and_counts_them_for_none() -> None:

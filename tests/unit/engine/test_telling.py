@@ -220,6 +220,18 @@ async def test_what_was_answered_at_once_is_not_asked(begin: Any) -> None:
     assert t.channels.sent == []
 
 
+async def test_what_needs_no_telling_delays_no_other_message(begin: Any) -> None:
+    """Only what was sent counts for the minute between two messages."""
+    t = await begin(ASKING)
+    await t.world.post(t.world.alert(node="n1"))
+    await t.world.pass_time(3)
+    await t.world.engine.order((await t.world.run()).id, OrderKind.APPROVE, "ann")
+    await t.world.pass_time(15)
+    await t.world.post(t.world.alert(node="n2"))
+    await t.world.pass_time(15)
+    assert t.channels.titles == ["[warning] node:n2: Cap n2?"]
+
+
 async def test_eight_failed_runs_of_a_playbook_are_one_message(begin: Any) -> None:
     """One line for each, with the run's short id and link; and no second message within the minute."""
     t = await begin(CAPPING)

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from trainmedic_logs.domain.known_verdict import KnownVerdict
+from trainmedic_logs.domain.known_verdict import SLOW, KnownVerdict
 from trainmedic_server.adapters.sql_store.bulk import UnitRecords
 from trainmedic_server.adapters.sql_store.columns import JsonColumn, Text, TimeColumn, metadata, partial_index
 from trainmedic_server.ports.verdicts import StoredVerdicts, VerdictRecord
@@ -84,8 +84,9 @@ def record_of(known: KnownVerdict) -> VerdictRecord:
 
 
 class SqlVerdicts(UnitRecords, StoredVerdicts):
-    def of_job(self, job: str, limit: int) -> list[KnownVerdict]:
-        return read(self._connection(), of_job(job, limit))
+    def of_job(self, job: str, limit: int, *, is_slow: bool) -> list[KnownVerdict]:
+        begins_slow = sa.func.substr(verdicts.c.fingerprint, 1, len(SLOW)) == SLOW
+        return read(self._connection(), of_job(job, limit).where(begins_slow if is_slow else ~begins_slow))
 
     def on_node(self, node: str, since: datetime) -> list[KnownVerdict]:
         return read(self._connection(), of_node(node, since))

@@ -195,6 +195,23 @@ def test_a_cap_that_cannot_be_remembered_is_not_set(node: Node, monkeypatch: pyt
     assert node.driver.attempts() == []
 
 
+def test_a_confirmation_that_cannot_be_journaled_is_logged_as_no_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cap is set and stays."""
+    write, full = node.journal.write, JournalUnavailable("no space")
+    answers = iter([write])
+
+    def written_once(work: Any) -> Any:
+        for answer in answers:
+            return answer(work)
+        raise full
+
+    monkeypatch.setattr(node.journal, "write", written_once)
+    assert node.cap("a", percent=80)["limit_watts"] == node.watts() == 560
+    assert "cannot journal a change of power caps; it takes effect anyway" in caplog.messages
+
+
 # --- several on one GPU --------------------------------------------------------------------------------------
 
 
