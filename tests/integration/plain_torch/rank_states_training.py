@@ -203,7 +203,7 @@ BREAKS: dict[str, tuple[str, Any, str, Callable[[], Callable[..., Any]]]] = {
     "parameters are scaled": ("owned", StateParts, "restore", lambda: on_rank_1(scaled(RESTORE), RESTORE)),
     "digests are those of rank 0": ("owned", joint_checkpoints, "with_digests_of_restored", lambda: _digests_of_rank_0),
     "attributes are not restored": ("share", OptimizerAttributes, "restore", lambda: nothing),
-    "FSDP gets the plain tensors of rank 0": ("sharded", sharding, "_put_leaves", lambda: nothing),
+    "FSDP gets the plain tensors of rank 0": ("sharded", sharding, "put_leaves", lambda: nothing),
     "FSDP's attributes are not restored": ("sharded", OptimizerAttributes, "restore", lambda: nothing),
     "ZeRO gets the other share": ("zero", replicated_contents, "merge", lambda: nothing),
 }
