@@ -13,9 +13,11 @@ from trainmedic_core.once import once
 
 class TargetKind(StrEnum):
     # After adding one, run tests/unit/domain/test_target_kinds.py: it names the places to edit.
-    # A kind that contains others needs its case in `Target.overlaps` and in the server's `engine/locks`. mypy names
-    # each `match` that lacks the new kind, such as `domain/places.counted_nodes` for the breaker. For earlier runs, the
-    # breaker reads the part `node` and the touched nodes (`adapters/sql_store/statements`), but no other part.
+    # mypy names each `match` that lacks the new kind. A kind that contains others needs more:
+    # - its case in `Target.overlaps` and in the server's `engine/locks`
+    # - its nodes in `Run.also` (the server's `engine/matching.also_of`) if only the topology knows them, because
+    #   `domain/places.counted_nodes` and `engine/claims` have none
+    # - for earlier runs, a column or touched nodes: the breaker reads no other (`adapters/sql_store/statements`)
 
     parts: tuple[str, ...]
     """Fields of `Target` that name it. Only targets with the same first part overlap."""

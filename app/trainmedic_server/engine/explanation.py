@@ -207,7 +207,7 @@ def _reacting(
     definition = playbook.definition
     mode = admitter.mode_of(playbook, target, candidate.also)
     explanation = Explanation(definition.name, playbook.source, playbook.version, True, True, mode=mode)
-    if definition.target_kind in (TargetKind.GPU, TargetKind.NODE):
+    if "node" in definition.target_kind.parts:
         explanation = replace(explanation, target_from=target_resolution.node_reasons(alert.labels, context.topology))
     decision = decisions.get(definition.name)
     if decision is None:

@@ -54,11 +54,15 @@ def also_of(
 
     `before`: a job's names so far, kept unless refuted.
     """
-    if not isinstance(target, Target) or target.kind is TargetKind.GROUP:
+    if not isinstance(target, Target):
         return ()
-    if target.kind is TargetKind.JOB:
-        return selectors.other_names(target, topology, before)
-    return selectors.jobs_on_node(target, topology) if playbook.definition.has_jobs else ()
+    match target.kind:
+        case TargetKind.JOB:
+            return selectors.other_names(target, topology, before)
+        case TargetKind.GPU | TargetKind.NODE:
+            return selectors.jobs_on_node(target, topology) if playbook.definition.has_jobs else ()
+        case TargetKind.CLUSTER | TargetKind.GROUP:
+            return ()
 
 
 MOST_MISSES = 10  # Stored reasons of playbooks that did not match; others are counted. Explanations contain all.

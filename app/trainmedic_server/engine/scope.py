@@ -48,7 +48,7 @@ def of_target(target: Target | None, also: Sequence[Target] = ()) -> dict[str, A
         "kind": str(target.kind),
         "key": target.key,
         **target.parts,
-        JOBS: [] if target.kind is TargetKind.JOB else [each.job for each in also],
+        JOBS: [] if target.kind is TargetKind.JOB else [each.job for each in also if each.kind is TargetKind.JOB],
     }
 
 

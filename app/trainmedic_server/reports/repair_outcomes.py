@@ -133,8 +133,11 @@ def _value_at(counts: Counter[float], index: int) -> float:
 def _gpus_of(run: Run) -> int | None:
     if run.target is None:
         return None
-    if run.target.kind is TargetKind.GPU:
-        return 1
+    match run.target.kind:
+        case TargetKind.GPU:
+            return 1
+        case TargetKind.NODE | TargetKind.JOB | TargetKind.CLUSTER | TargetKind.GROUP:
+            pass
     # The ranks that answered a command; each has a GPU.
     ranks = [step.output.get("ranks") for step in run.steps]
     return max((count for count in ranks if isinstance(count, int)), default=None)

@@ -390,11 +390,13 @@ class Replay:
         known, per_node = places.gpus_of(target, self._settings.topology), self._settings.gpus_per_node
         if known is not None or per_node is None:
             return known
-        if target.kind is TargetKind.NODE:
-            return per_node
-        if target.kind is TargetKind.JOB and run is not None and run.touched:
-            return per_node * len(run.touched)
-        return None
+        match target.kind:
+            case TargetKind.NODE:
+                return per_node
+            case TargetKind.JOB:
+                return per_node * len(run.touched) if run is not None and run.touched else None
+            case TargetKind.GPU | TargetKind.CLUSTER | TargetKind.GROUP:
+                return None
 
 
 def _new_run(

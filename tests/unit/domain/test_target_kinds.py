@@ -32,7 +32,7 @@ from trainmedic_server.api.views import HistoryItem
 from trainmedic_server.catalog import definition_check
 from trainmedic_server.cli.history import history
 from trainmedic_server.console import playbook_pages
-from trainmedic_server.domain import beginnings, component, inventory, selectors
+from trainmedic_server.domain import beginnings, component, inventory, places, selectors
 from trainmedic_server.domain.claim import Claim
 from trainmedic_server.domain.playbook import Playbook
 from trainmedic_server.domain.playbook_target import GroupTarget, TargetParts
@@ -168,6 +168,23 @@ def test_a_schedule_names_its_target(kind: TargetKind) -> None:
     problems = [text for _, text in definition_check.problems(Playbook.model_validate(written))]
     assert any("is named by an alert's labels" in text for text in problems), (
         f"edit {SERVER}catalog/definition_check.py: _without_alert"
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TargetKind if kind is not TargetKind.GROUP])
+def test_a_minimum_needs_a_kind_whose_nodes_count(kind: TargetKind) -> None:
+    """``min_available`` counts what ``counted_nodes`` returns."""
+    written = {
+        "playbook": "p",
+        "on": {"alert": "A"},
+        "target": str(kind),
+        "guards": {"min_available": 1},
+        "steps": [{"id": "a", "wait": "1m"}],
+    }
+    problems = [text for _, text in definition_check.problems(Playbook.model_validate(written))]
+    is_refused = any(text.startswith("min_available: ") for text in problems)
+    assert is_refused is not bool(places.counted_nodes(a_target(kind))), (
+        f"edit {SERVER}catalog/definition_check.py: _durations"
     )
 
 
