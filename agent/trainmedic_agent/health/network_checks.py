@@ -42,10 +42,10 @@ def rate_checks(values: Iterable[HealthValue], least: float) -> list[HealthCheck
     if not rates:
         speeds = [(value.amount, value.part) for value in values if value.name == "link_rate"]
         rates = [(speed / 1000, part) for speed, part in sorted(speeds)[-1:] if speed > _NO_SPEED]
-    up = [(rate, part) for rate, part in rates if rate > 0]
+    up, limit = [(rate, part) for rate, part in rates if rate > 0], f"{least:g} Gb/s"
     if not up:
-        return [checked(MIN_RATE, "", False, "no link that is up with a known rate", f"{least:g} Gb/s")]
-    return [checked(MIN_RATE, part, rate >= least, f"{rate:g} Gb/s", f"{least:g}") for rate, part in up]
+        return [checked(MIN_RATE, "", False, "no link that is up with a known rate", limit)]
+    return [checked(MIN_RATE, part, rate >= least, f"{rate:g} Gb/s", limit) for rate, part in up]
 
 
 def _add_interface(interface: Path, results: CheckResults) -> None:

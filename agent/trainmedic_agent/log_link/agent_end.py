@@ -171,7 +171,8 @@ class AgentEnd:
     def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
         """Return the page in pieces. Raises CommandRejected, CommandFailed, CommandInterrupted."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_greeted or is_stopping(), CONNECT_SECONDS)
+            if not self._changed.wait_for(lambda: self._is_greeted or is_stopping(), CONNECT_SECONDS):
+                raise CommandFailed(AWAY)
             self._number += 1
             number, generation = self._number, self.generation
             self._searches[number] = None

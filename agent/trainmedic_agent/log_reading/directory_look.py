@@ -67,7 +67,7 @@ class DirectoryLook:
         deeper: list[tuple[str, Finder]] = []
         files: list[ListedName] = []
         listing = self._files.listing(place.path, self._budget.room, place.named_by)
-        self._budget.take_entries(len(listing.entries) + listing.is_cut)
+        self._budget.take(listing)
         for entry in listing.entries if self._budget.may_continue() else ():
             if not entry.is_directory:
                 files.append(entry)

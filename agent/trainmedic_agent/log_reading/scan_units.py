@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic.wire import log_layout
-from trainmedic_agent.log_opening.node_files import FileFacts, NamedBy, NodeFiles, UnreadReason
+from trainmedic_agent.log_opening.node_files import FileFacts, Listing, NamedBy, NodeFiles, UnreadReason
 from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
 from trainmedic_agent.log_reading.cut_record import CutRecord
 from trainmedic_agent.log_reading.finders import Finder, LayoutFinder, PodFinder, readable
@@ -65,11 +65,12 @@ class ScanBudget:
         self._is_stopping = is_stopping
         self._ends_at = None if seconds is None else time.monotonic() + seconds
         self.is_late = False  # True if the time ran out
+        self._has_more = False  # True if a directory has entries that were not listed
 
     @property
     def is_cut(self) -> bool:
-        """True if there are `most` entries or more."""
-        return self._left <= 0
+        """True if there are `most` entries or more, or more than one listing may have."""
+        return self._left <= 0 or self._has_more
 
     @property
     def taken(self) -> int:
@@ -80,9 +81,9 @@ class ScanBudget:
         """Entries that may be listed; the last one left shows that a directory has more."""
         return max(self._left - 1, 0)
 
-    def take_entries(self, count: int) -> None:
-        """Count listed entries, plus one if a directory has more."""
-        self._left -= count
+    def take(self, listing: Listing) -> None:
+        self._left -= len(listing.entries) + listing.is_cut
+        self._has_more |= listing.is_cut
 
     def may_continue(self) -> bool:
         """Return False after a stop, or when the time is up, which sets `is_late`."""

@@ -101,7 +101,7 @@ class GpuResetExecutor(Struct, frozen=True):
         except GpuStuck as error:
             raise CommandFailed(f"{named} may still be reset: {error}", {"may_be_done": True}) from error
         except GpuError as error:
-            raise CommandFailed(f"{named} was not reset: {error}") from error
+            raise CommandFailed(f"{named} {'were' if len(uuids) > 1 else 'was'} not reset: {error}") from error
         time.check_killed(answer)
         if answer.code != 0:
             some = "all of " if len(uuids) > 1 else ""

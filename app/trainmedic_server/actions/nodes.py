@@ -194,7 +194,7 @@ class DiskClean(_DiskAction):
 
 
 def with_known_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Keep each file system once. Omit the list, which limits the agent, if one is unknown and would not be cleaned."""
+    """Keep each file system once. Omit the list, which limits the agent, if one is unknown: it would not be cleaned."""
     wire = dict(params)
     by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
     is_known = by_name and all(mountpoint for mountpoint, _ in by_name)

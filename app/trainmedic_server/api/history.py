@@ -29,7 +29,7 @@ _PIECE = 100  # runs read at once for a page
 
 
 def router(
-    history: History, findings: FindingHistory, now_api: NowApi, parts: RouteParts, are_measured: bool
+    history: History, findings: FindingHistory, now_api: NowApi, parts: RouteParts, measures_effects: bool
 ) -> ApiRoutes:
     routes = ApiRoutes("history", parts.auth)
     exports: Exports[Run] = Exports(parts.limits, views.HistoryItem, views.item)
@@ -97,7 +97,7 @@ def router(
         of_alerts = await finding_views.of_run(findings, record.alerts)
         upcoming = await now_api.next_of(record.run, record.alerts, record.orders)
         changed = now_api.changes_of(record.run, record.alerts)
-        return AsciiJson.of(views.record(record, of_alerts, are_measured, upcoming, changed))
+        return AsciiJson.of(views.record(record, of_alerts, measures_effects, upcoming, changed))
 
     return routes
 

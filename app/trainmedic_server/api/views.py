@@ -199,13 +199,13 @@ class EffectView(View):
     )
 
 
-def effect_view(run: Run, effect: Effect | None, are_measured: bool) -> EffectView | None:
-    """Return None if the run changed nothing or belongs to a group. `are_measured`: this server measures effects."""
+def effect_view(run: Run, effect: Effect | None, measures_effects: bool) -> EffectView | None:
+    """Return None if the run changed nothing or belongs to a group."""
     if run.acted_at is None or run.is_group or run.parent is not None:
         return None
     if effect is not None:
         return EffectView.model_validate(effect)
-    why_none = "it acted before effects were measured" if are_measured else NO_PROMETHEUS
+    why_none = "it acted before effects were measured" if measures_effects else NO_PROMETHEUS
     missing = Effect(run.id, run.playbook, run.acted_at, None).not_measured(why_none)
     return EffectView.model_validate(missing).model_copy(update={"origin": None})
 
@@ -272,7 +272,7 @@ def page(runs: list[Run], cursor: str | None) -> HistoryPage:
 def record(
     stored: RunRecord,
     findings: Sequence[RunFinding] = (),
-    are_measured: bool = False,
+    measures_effects: bool = False,
     upcoming: NextView | None = None,
     changed: Sequence[ChangeView] = (),
 ) -> RunView:
@@ -285,7 +285,7 @@ def record(
         steps=[_step(run, step) for step in run.steps],
         events=[event(stored_event) for stored_event in stored.events],
         orders=[OrderView.model_validate(order) for order in stored.orders],
-        effect=effect_view(run, stored.effect, are_measured),
+        effect=effect_view(run, stored.effect, measures_effects),
         members=stored.members,
         next=upcoming,
         changed=list(changed),

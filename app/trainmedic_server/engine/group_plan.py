@@ -46,7 +46,7 @@ def proceed(draft: RunDraft) -> StartMembers | Wait | RolloutOver | StepState:
     if check is not None:
         return check
     if isinstance(then, RolloutOver):
-        # A pause suspends the rollout only: the last steps change nothing.
+        # Also during a pause ("resume"): the last steps change nothing.
         if group.last_batch is not None and draft.run.waiting_on in (MEMBERS, "resume"):
             if draft.run.batch != group.last_batch:
                 draft.add_event(batch_ended(group, group.last_batch))

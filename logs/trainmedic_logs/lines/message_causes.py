@@ -238,7 +238,7 @@ def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
 
 
 def has_unusual_errno(message: str) -> bool:
-    """Return whether no program's own call causes this error number."""
+    """Return whether it begins with an error number that no program's own call causes."""
     match = re.match(r"\[Errno (\d{1,3})\]", message)
     return match is not None and int(match[1]) not in _OF_CALLS
 

@@ -22,7 +22,7 @@ log = logging.getLogger("trainmedic")
 
 _FILE = "trainmedic-held-{rank:05d}.pt"
 _FORMAT = 1
-_PACKAGE = ("transformers",)
+_PACKAGE = ("transformers",)  # its Trainer restores the attributes that its classes assign
 _ENGINE_STEP = "_last_loaded_step"  # TRL's attribute with the step of the engine's weights
 _NO_STEP = -1
 
@@ -40,7 +40,7 @@ class TrainerState:
         add_file(file, {"format": _FORMAT, "ranks": args.world_size, **kept})
 
     def restore(self, checkpoint: Path, group: Group, keeps_batches: bool) -> PutBack:
-        """Without ``keeps_batches``, reset the Trainer's own values, which may hold batches, except single numbers."""
+        """Without ``keeps_batches``, reset held attributes except single numbers: they may hold batches."""
         kept = self._read(checkpoint)
         seen = group.poll(kept is not None)
         is_whole = all(seen.get(rank) for rank in range(group.world_size))

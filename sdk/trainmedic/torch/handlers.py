@@ -159,7 +159,7 @@ class CommandHandlers:
         previous = source.workers
         count, is_upper_limit = agreed_workers(command, previous), command.parameters.at_most is not None
         if command.undo_of is not None and training.changes.workers is None:
-            # No active change: `restore` ended the limit, because the script restarted with no more workers.
+            # No active change: `restore` ended the limit, because the restarted script's workers do not exceed it.
             count = previous
         try:
             source.set_workers(count)

@@ -57,7 +57,7 @@ class OptimizerSteps:
         self.stop_watching_others()
 
     def watch_others(self) -> None:
-        """Count steps of other optimizers of these parameters, if none of these has stepped."""
+        """Count other optimizers' steps on these parameters, if none of the known ones has stepped."""
         if self.is_hooked and not self.count and self._other_handle is None:
             disable: Any = torch.compiler.disable
             self._other_handle = register_optimizer_step_pre_hook(disable(self._before_any_step))

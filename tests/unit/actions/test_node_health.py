@@ -50,7 +50,7 @@ async def test_any_other_verdict_is_a_failure_with_its_faults(bus: ScriptedBus, 
 
 async def test_a_minimum_rate_must_have_been_checked(bus: ScriptedBus) -> None:
     """An older agent ignores the parameter; its verdict does not count."""
-    check = {"name": "min_gbps", "part": "mlx5_0/1", "verdict": "ok", "observed": "400 Gb/s", "expected": "100"}
+    check = {"name": "min_gbps", "part": "mlx5_0/1", "verdict": "ok", "observed": "400 Gb/s", "expected": "100 Gb/s"}
     bus.answers = answer(verdict="ok", faults=[], checks=[check])
     assert (await perform(bus, NodeHealth, {"min_gbps": 100}, target=NODE))["verdict"] == "ok"
     assert bus.sent[0].params == {"level": "quick", "gpus": 1, "min_gbps": 100}

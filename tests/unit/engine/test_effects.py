@@ -171,7 +171,7 @@ async def test_an_act_that_was_called_off_has_no_effect(
     await w.pass_time(600)
     known, run = await measured(w, prometheus), await w.run()
     assert (known.verdict is EffectVerdict.HELPED, known.acted_at == run.acted_at) == (is_made_later, is_made_later)
-    assert (effect_view(run, known, are_measured=True) is not None) is is_made_later
+    assert (effect_view(run, known, measures_effects=True) is not None) is is_made_later
 
 
 async def test_a_run_that_changes_nothing_has_no_effect(world: MakeWorld) -> None:

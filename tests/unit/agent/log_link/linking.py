@@ -65,12 +65,16 @@ class LinkedAgent:
 
     def reader(self) -> PlayedReader:
         """Connect a reader, and greet it."""
+        reader = self.connect()
+        self.link.greet([GpusNow({})], self.link.generation)
+        reader.gets(GpusNow)
+        return reader
+
+    def connect(self) -> PlayedReader:
         before = self.link.generation
         reader = PlayedReader(link_socket.connect(self.directory))
         self._readers.append(reader)
         eventually(lambda: self.link.generation > before and self.link.is_connected, LONG, "the link", every=0.01)
-        self.link.greet([GpusNow({})], self.link.generation)
-        reader.gets(GpusNow)
         return reader
 
     def lost_it(self) -> None:

@@ -149,6 +149,14 @@ def test_a_search_without_a_reader_fails(agent: LinkedAgent, monkeypatch: pytest
         agent.link.search({"job": "a"}, lambda: False)
 
 
+def test_a_search_before_the_greeting_fails(agent: LinkedAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that has no policy yet would leave it unanswered."""
+    monkeypatch.setattr(agent_end, "CONNECT_SECONDS", 0.01)
+    agent.connect()
+    with pytest.raises(CommandFailed, match="does not answer"):
+        agent.link.search({"job": "a"}, lambda: False)
+
+
 def test_a_reader_that_does_not_answer_is_ended(agent: LinkedAgent) -> None:
     """Another one takes its place."""
     reader = agent.reader()

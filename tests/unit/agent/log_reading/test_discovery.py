@@ -219,6 +219,21 @@ def test_a_directory_with_more_than_can_be_looked_at_is_cut(tmp_path: Path, monk
     assert found.is_cut
 
 
+def test_a_listing_that_the_opener_cuts_is_shown(tmp_path: Path) -> None:
+    """It lists fewer entries than a scan may take."""
+
+    class CuttingFiles(OwnFiles):
+        def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
+            return super().listing(path, min(most, 3), named_by)
+
+    for number in range(4):
+        touch(tmp_path / f"{number}.log", "")
+    found = scan(Discovery(policy_of(files=[f"{tmp_path}/*.log"]), NODE, files=CuttingFiles()))
+    assert found.is_cut
+    (tmp_path / "3.log").unlink()
+    assert not scan(Discovery(policy_of(files=[f"{tmp_path}/*.log"]), NODE, files=CuttingFiles())).is_cut
+
+
 def test_a_thousand_files_are_looked_at_in_a_moment(tmp_path: Path) -> None:
     """Three thousand, of which one is a log: the others cost no call each."""
     for number in range(3000):
