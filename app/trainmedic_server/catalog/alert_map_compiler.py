@@ -166,9 +166,13 @@ class _Compilation:
     def _matchers(self, written: Sequence[str], path: DocumentPath) -> Iterator[matchers.Matcher]:
         for place, text in enumerate(written):
             try:
-                yield from matchers.parse(text)
+                parsed = matchers.parse(text)
             except ValueError as error:
                 self._problem((*path, place), f"{path[-1]}[{place}]: {error}")
+                continue
+            for wrong in filter(None, map(matchers.pattern_error, parsed)):
+                self._problem((*path, place), f"{path[-1]}[{place}]: {wrong}")
+            yield from parsed
 
     def _compiled(
         self,

@@ -170,8 +170,10 @@ class _Compilation:
                 except ValueError as error:
                     self._report(("on", "matchers", index), f"on.matchers[{index}]: {error}")
                     continue
-                for cure in filter(None, map(matchers.pattern_error, written_here)):
-                    self._report(("on", "matchers", index), f"on.matchers[{index}]: {cure}")
+                for each in written_here:
+                    if (wrong := matchers.pattern_error(each)) is not None:
+                        cure = "; write the condition in on.when" if "{{" in each.value else ""
+                        self._report(("on", "matchers", index), f"on.matchers[{index}]: {wrong}{cure}")
                 parsed.extend(written_here)
         if len(parsed) > MOST_MATCHERS:
             self._report(("on", "matchers"), f"on.matchers: a playbook has at most {MOST_MATCHERS} matchers")

@@ -88,7 +88,7 @@ def pattern_error(matcher: Matcher) -> str | None:
     if matcher.pattern is not None:
         return None
     if "{{" in matcher.value:
-        return f"{shown(matcher.value)} is compared as it is: a matcher has no template; write the condition in on.when"
+        return f"{shown(matcher.value)} is compared as it is: a matcher has no template"
     if not _LOOKS_LIKE_PATTERN.fullmatch(matcher.value):
         return None
     pattern = matcher.value if ".*" in matcher.value else matcher.value.replace("*", ".*")

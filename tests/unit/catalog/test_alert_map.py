@@ -155,6 +155,8 @@ def test_trainmedics_own_alerts_are_neither_refused_nor_renamed() -> None:
         ("rename:\n  - alert: A", (2, 5), "changes nothing; give as, labels or drop"),
         ("rename:\n  - alert: A\n    matchers: ['a=']\n    as: B", (3, 16), "matchers[0]:"),
         ("accept: ['a=\"1\"', 'b']", (1, 19), "accept[1]:"),
+        ("accept: ['a=\"x|y\"']", (1, 10), 'compared as it is; write a=~"x|y"'),
+        ("accept: ['a=\"{{ labels.b }}\"']", (1, 10), "a matcher has no template"),
         ("accept: []", (1, 9), "leave it out to accept every alert"),
         ("rename:\n  - {alert: A, labels: {node: '{{ lables.node }}'}}", (2, 31), "did you mean 'labels'?"),
         ("rename:\n  - {alert: A, labels: {node: '{{ labels.node '}}", (2, 31), "labels.node:"),
