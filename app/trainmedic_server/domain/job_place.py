@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainmedic_core import gpu_names
+from trainmedic_core.target_labels import UUID_LABELS
 from trainmedic_server.domain import exporters, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels
-from trainmedic_server.domain.identity import UUID_LABELS, Unresolved
+from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.node_evidence import NodeEvidence, host_of
 from trainmedic_server.domain.node_names import is_address
 from trainmedic_server.domain.topology import Pod, Topology

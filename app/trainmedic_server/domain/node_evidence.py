@@ -22,9 +22,10 @@ from msgspec import Struct
 
 from trainmedic_core import gpu_names
 from trainmedic_core.once import once
+from trainmedic_core.target_labels import HOST_LABELS, NODE_LABELS, UUID_LABELS
 from trainmedic_server.domain import exporters, host_lists, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
-from trainmedic_server.domain.identity import HOST_LABELS, NODE_LABELS, UUID_LABELS, Unresolved
+from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spelling
 from trainmedic_server.domain.topology import Pod, Topology
 

@@ -8,9 +8,10 @@ from itertools import islice
 
 from trainmedic_core import gpu_names
 from trainmedic_core.target import LONGEST_NAME, Target, TargetKind
+from trainmedic_core.target_labels import INDEX_LABELS, JOB_LABELS, PCI_LABELS, UUID_LABELS
 from trainmedic_server.domain import job_place
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
-from trainmedic_server.domain.identity import INDEX_LABELS, JOB_LABELS, PCI_LABELS, UUID_LABELS, Unresolved
+from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.node_evidence import UNKNOWN, NodeEvidence, host_of
 from trainmedic_server.domain.node_names import is_address
 from trainmedic_server.domain.topology import Topology

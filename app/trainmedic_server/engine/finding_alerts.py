@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from trainmedic.wire.envelope import write_time
+from trainmedic_core.target_labels import NAMES_TARGET
 from trainmedic_logs.domain.finding import CLAIMED_JOB, Finding
 from trainmedic_logs.domain.finding_codec import write_ranks
 from trainmedic_logs.domain.known_finding import FindingAlert, KnownFinding
 from trainmedic_logs.lines.rule import LogRule
 from trainmedic_logs.rules.alert_decisions import rule_labels
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.identity import INDEX_LABELS, JOB_LABELS, NODE_LABELS, PCI_LABELS, UUID_LABELS
 
 _LONGEST_RANKS = 1000  # characters
-_TARGET_LABELS = frozenset(  # also with Prometheus's prefix for conflicts
-    name
-    for plain in (*UUID_LABELS, *INDEX_LABELS, *PCI_LABELS, *NODE_LABELS, *JOB_LABELS)
-    for name in (plain, f"exported_{plain}")
-) | {"instance", "namespace", "pod", "exported_instance", "exported_namespace", "exported_pod", CLAIMED_JOB}
+_TARGET_LABELS = NAMES_TARGET | {CLAIMED_JOB}
 
 
 def labels_of_rule(finding: Finding, rule: LogRule | None) -> dict[str, str]:

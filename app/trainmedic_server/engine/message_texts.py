@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from trainmedic_core import duration
 from trainmedic_core.plain_text import json_text
+from trainmedic_core.target_labels import HOST_LABELS, JOB_LABELS, NODE_LABELS
 from trainmedic_core.words import count, cut
 from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain import links
@@ -23,7 +24,6 @@ from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.alert_labels import Label
 from trainmedic_server.domain.component import Component, component_of_run
 from trainmedic_server.domain.event_codec import content_of, names
-from trainmedic_server.domain.identity import HOST_LABELS, JOB_LABELS, NODE_LABELS
 from trainmedic_server.domain.message import Message, MessageKind, Severity, minute
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.node_evidence import LIST_LABELS, UNKNOWN, host_of

@@ -13,6 +13,7 @@ from trainmedic_core.expressions.regexes import SearchPattern
 from trainmedic_core.expressions.template_syntax import Malformed, SyntaxTree
 from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_core.target import TargetKind
+from trainmedic_core.target_labels import NAMES_TARGET
 from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_logs.domain.finding import Role
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES, fault_of_source, misspelt
@@ -36,10 +37,7 @@ _LONG_SILENCE = timedelta(hours=1)
 _SHORTEST_LITERAL = 3
 _ROLES_WITH_ALERT = (Role.ROOT, Role.CONFIRMATION)
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
-# Lower case: labels that the alert gets anyway, or that would name a target.
-_TAKEN_LABELS = frozenset(
-    {"alertname", "severity", "component", "job_name", "node", "uuid", "gpu", "gpu_id", "source", "rule"}
-)
+_TAKEN_LABELS = NAMES_TARGET | {"alertname", "severity", "component", "source", "rule"}  # lower case
 _ALERT_TEXTS = ("fields", "labels", "target", "finding")  # names that an alert's texts may use
 
 

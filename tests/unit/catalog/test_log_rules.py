@@ -73,6 +73,7 @@ def test_a_rule_is_read() -> None:
         (("until: attempt", 'summary: "{{ finding.hosts }}"'), "7:77: summary: finding has no 'hosts'; there are count, line, rule"),
         (("cause: gpu", "when: xyd(1)\ncause: gpu"), "6:7: when: there is no name 'xyd' here; did you mean 'xid'?"),
         (("gpu_name:", "job_name:"), "7:37: alert.labels: 'job_name' is set by Trainmedic itself"),
+        (("gpu_name:", "GPU_index:"), "7:37: alert.labels: 'GPU_index' is set by Trainmedic itself"),
         (("gpu_name:", "gpu-name:"), "7:37: alert.labels: 'gpu-name' is not a valid label name"),
         (("until: attempt", "until: ends"), "7:75: alert.until: `ends` requires the key `ends`"),
         (("until: attempt", "until: soon"), "7:75: alert.until: 'soon' is not a duration"),

@@ -102,7 +102,8 @@ def test_a_kind_is_named_by_labels(kind: TargetKind) -> None:
     """Labels of the end of a run name its target again."""
     target = a_target(kind)
     assert resolve(kind, beginnings.labels_of(target), TOPOLOGY) == target, (
-        f"edit {SERVER}domain/beginnings.py: labels_of; domain/identity.py; domain/target_resolution.py: resolve"
+        f"edit {SERVER}domain/beginnings.py: labels_of; trainmedic_core/target_labels.py; "
+        "domain/target_resolution.py: resolve"
     )
     finding = replace(test_findings.EVERYTHING, target=target)
     assert finding_rows.finding_of(finding_rows.finding_row(finding)).target == target, (
