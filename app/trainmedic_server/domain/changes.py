@@ -45,26 +45,24 @@ class Change(Struct, frozen=True):
 
 
 class Lapses(Struct, frozen=True):
-    """What shows whether leases without a pending undo have ended."""
-
+    # What shows whether leases without a pending undo have ended.
     alerts: Sequence[AlertRecord]  # of the run
     now: datetime
     lease_of: Callable[[str, Mapping[str, Any]], timedelta]  # of an action and its output; zero without a lease
 
     def renewed_until(self, run: Run) -> datetime | None:
-        """Return None for a run whose leases are still renewed."""
+        """None: it still renews its leases."""
         records = decisive(self.alerts)
         if run.is_open or run.ended_at is None or not all(record.is_resolved for record in records):
             return None
         return max([run.ended_at, *(record.resolved_at for record in records if record.resolved_at is not None)])
 
 
-LOSS_KINDS = (LeaseLost, SetAgainDone)
-"""The events that `lost_effects` reads."""
+LOSS_KINDS = (LeaseLost, SetAgainDone)  # of the events that `lost_effects` reads
 
 
 def lost_effects(events: Iterable[Event]) -> dict[str, str]:
-    """Return why effects ended while needed, by command ID, without reapplied ones. `events` are in order."""
+    """Return why effects ended, by command ID, without reapplied ones."""
     lost: dict[str, str] = {}
     for event in events:
         content = content_of(event)
@@ -80,10 +78,7 @@ def firing_names(alerts: Sequence[AlertRecord]) -> list[str]:
 
 
 def of_run(run: Run, firing: Sequence[str] = (), lost: Mapping[str, str] = _NOTHING_LOST) -> Iterator[Change]:
-    """Return the changes with a pending undo, newest first.
-
-    `firing` are names of the run's firing alerts, `lost` is `lost_effects` of its events.
-    """
+    """Return the changes with a pending undo, newest first. `firing` are names of the run's firing alerts."""
     waits = (step.deadline for step in run.steps if step.status is StepStatus.WAITING and step.deadline)
     latest = next(waits, None) if run.is_open else None
     for step in reversed(run.steps):
@@ -94,7 +89,7 @@ def of_run(run: Run, firing: Sequence[str] = (), lost: Mapping[str, str] = _NOTH
 def never_given_back(run: Run, leaves_change: Callable[[str], bool], lapses: Lapses | None = None) -> Iterator[Change]:
     """Return certain or possible changes without a pending undo, newest first.
 
-    Excludes actions without `leaves_change`, what a later step reverted or a person closed, and leases that have ended.
+    Excludes actions without `leaves_change`, ended leases, and what a later step reverted or a person closed.
     """
     for step in reversed(run.steps):
         if step.action is None or not step.attempts:

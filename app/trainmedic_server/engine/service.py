@@ -123,7 +123,7 @@ class Engine:
         return action_class is None or (action_class.harmful and not getattr(action_class, "gives_back", False))
 
     def lease_of(self, action: str, output: Mapping[str, Any]) -> timedelta:
-        """Return the lease after which an applied action ends unless renewed; zero if it does not end by itself."""
+        """Zero if it does not end by itself."""
         action_class: Any = self._services.actions.action_class(action)
         if getattr(action_class, "is_hold", False) or not hasattr(action_class, "granted"):
             return timedelta(0)

@@ -1,4 +1,4 @@
-"""Router for routes with a token and ASCII JSON. It refuses unknown and wrongly repeated query parameters."""
+"""Router for routes with a token and ASCII JSON. It refuses unknown and repeated query parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 
 from fastapi import APIRouter, Request
 from fastapi.dependencies.models import Dependant
-from fastapi.dependencies.utils import ModelField, get_parameterless_sub_dependant
+from fastapi.dependencies.utils import get_parameterless_sub_dependant
 from fastapi.params import Depends
 from fastapi.routing import APIRoute
 from fastapi.types import DecoratedCallable
@@ -100,7 +100,7 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
     )
 
 
-def _parameters(dependant: Dependant) -> Iterable[ModelField]:
+def _parameters(dependant: Dependant) -> Iterable[Any]:
     yield from dependant.query_params
     for each in dependant.dependencies:
         yield from _parameters(each)

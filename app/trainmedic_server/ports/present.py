@@ -42,7 +42,7 @@ class Present(Protocol):
     async def orders_of_runs(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]: ...
 
     async def losses_of_runs(self, run_ids: Collection[str]) -> dict[str, list[Event]]:
-        """Return events of `changes.LOSS_KINDS` in order, without runs that have none."""
+        """Return events of `changes.LOSS_KINDS` in order."""
         ...
 
     async def runs_named(self, part: str, limit: int) -> list[str]:
