@@ -88,3 +88,22 @@ async def test_events_of_a_run_are_found_by_their_kind(store: SqlStore) -> None:
 
 def _named(one: Run, name: str) -> Run:
     return replace(one, playbook=name)
+
+
+async def test_losses_are_read_for_many_runs_in_order(store: SqlStore) -> None:
+    """With reapplications, and nothing else; for more runs than one statement takes."""
+    runs = [closed(number, gpu(number)) for number in range(300)]
+
+    def write(tx: Tx) -> None:
+        tx.add_runs(runs)
+        for one in runs[::299]:
+            tx.append([event("lease_lost", one.id, place="n1"), event("started", one.id)])
+            tx.append([event("set_again_done", one.id), event("lease_lost", one.id, place="n2")])
+
+    await store.transact(write)
+    losses = await store.losses_of_runs([one.id for one in runs])
+    kinds = ["lease_lost", "set_again_done", "lease_lost"]
+    assert {run_id: [each.kind for each in listed] for run_id, listed in losses.items()} == {
+        one.id: kinds for one in runs[::299]
+    }
+    assert await store.losses_of_runs([]) == {}

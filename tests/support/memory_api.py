@@ -5,7 +5,7 @@ Who uses it: ``api_world``, which serves the API before them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -209,6 +209,9 @@ class MemoryEngine:
 
     def leaves_change(self, action: str) -> bool:
         return True
+
+    def lease_of(self, action: str, output: Mapping[str, Any]) -> timedelta:
+        return timedelta(0)
 
     async def pause(self, actor: str, order: PauseOrder = PauseOrder()) -> tuple[Controls, OperatorPause]:
         self.controls, pause, _ = pausing.begin(self.controls, order, actor, START, new_id)

@@ -22,7 +22,7 @@ class ChangeView(View):
     action: str
     params: dict[str, Any]
     before: str | None = Field(description="The earlier value, as the action reported it; null if unknown.")
-    after: str | None = Field(description="The present value.")
+    after: str | None = Field(description="The value that it set.")
     is_certain: bool = Field(description="False if it is unknown whether the action was carried out.")
     since: datetime
     undo: UndoTrigger = Field(description="never: it is not reverted automatically.")
@@ -32,6 +32,7 @@ class ChangeView(View):
     latest: datetime | None = Field(description="When the run stops waiting to revert it; null if never.")
     lease_seconds: float | None = Field(description="Lifetime without renewal; null if it does not end by itself.")
     undo_error: str | None = Field(description="Error of the last failed undo.")
+    lost_because: str | None = Field(description="Why it is no longer in effect, or not everywhere, before its undo.")
 
 
 def change_views(listed: Iterable[Change]) -> Iterator[ChangeView]:

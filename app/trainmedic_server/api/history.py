@@ -96,7 +96,7 @@ def router(
     async def in_full(record: RunRecord) -> Response:
         of_alerts = await finding_views.of_run(findings, record.alerts)
         upcoming = await now_api.next_of(record.run, record.alerts, record.orders)
-        changed = now_api.changes_of(record.run, record.alerts)
+        changed = now_api.changes_of(record.run, record.alerts, record.events)
         return AsciiJson.of(views.record(record, of_alerts, measures_effects, upcoming, changed))
 
     return routes

@@ -117,14 +117,15 @@ def _change(change: Document, at: str) -> Iterator[str]:
     made = difference if change["is_certain"] else "perhaps: unknown whether it was applied"
     made = made or words.data(change["params"])
     ends = [change["given_back"]]
-    if change["lease_seconds"]:
+    if change["lease_seconds"] and not change.get("lost_because"):
         ends.append(f"or {times.span(change['lease_seconds'])} after the last renewal")
     if change["latest"]:
         ends.append(f"the run waits until {times.near(change['latest'], at)}")
     if change["undo_error"]:
         ends.append(f"LAST UNDO FAILED: {words.plain(change['undo_error'])}")
+    lost = f"; ENDED EARLY: {words.plain(change['lost_because'])}" if change.get("lost_because") else ""
     made = f"{change['action']} {made}".rstrip()
-    yield f"  {_name(change)}  {made}  made {times.ago(change['since'], at)}; back {', '.join(ends)}"
+    yield f"  {_name(change)}  {made}  made {times.ago(change['since'], at)}{lost}; back {', '.join(ends)}"
 
 
 def _act(change: Document, at: str) -> Iterator[str]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from trainmedic_server.domain import destinations
+from trainmedic_server.domain.alert import AlertRecord, decisive
+from trainmedic_server.domain.event_codec import content_of
+from trainmedic_server.domain.event_kinds import LeaseLost, SetAgainDone
 from trainmedic_server.domain.modes import UndoTrigger
-from trainmedic_server.domain.run import Run, StepState, StepStatus, Undo, UndoStatus
+from trainmedic_server.domain.run import Event, Run, StepState, StepStatus, Undo, UndoStatus
 
 # Output members for the values before and after, and their unit, in lookup order.
 _PAIRS = (("before", "after", ""), ("previous_watts", "limit_watts", " W"), ("previous", "count", ""))
+_NOTHING_LOST: Mapping[str, str] = {}
 _NOT_PENDING = (UndoStatus.AVAILABLE, UndoStatus.DROPPED)  # so that the change stays, if it was made
 
 
@@ -35,21 +41,55 @@ class Change(Struct, frozen=True):
     latest: datetime | None  # timeout of the run's current wait
     lease: timedelta | None  # lifetime without renewal; None if it does not end by itself
     undo_error: str | None
+    lost_because: str | None = None  # why it has ended before its undo, at least in one place
 
 
-def of_run(run: Run, firing: Sequence[str] = ()) -> Iterator[Change]:
+class Lapses(Struct, frozen=True):
+    # What shows whether leases without a pending undo have ended.
+    alerts: Sequence[AlertRecord]  # of the run
+    now: datetime
+    lease_of: Callable[[str, Mapping[str, Any]], timedelta]  # of an action and its output; zero without a lease
+
+    def renewed_until(self, run: Run) -> datetime | None:
+        """None: it still renews its leases."""
+        records = decisive(self.alerts)
+        if run.is_open or run.ended_at is None or not all(record.is_resolved for record in records):
+            return None
+        return max([run.ended_at, *(record.resolved_at for record in records if record.resolved_at is not None)])
+
+
+LOSS_KINDS = (LeaseLost, SetAgainDone)  # of the events that `lost_effects` reads
+
+
+def lost_effects(events: Iterable[Event]) -> dict[str, str]:
+    """Return why effects ended, by command ID, without reapplied ones."""
+    lost: dict[str, str] = {}
+    for event in events:
+        content = content_of(event)
+        if isinstance(content, LeaseLost):
+            lost[content.command_id] = content.why or f"its lease on {content.place} has expired"
+        elif isinstance(content, SetAgainDone):
+            lost.pop(content.command_id, None)
+    return lost
+
+
+def firing_names(alerts: Sequence[AlertRecord]) -> list[str]:
+    return sorted({record.alert.name for record in decisive(alerts) if not record.is_resolved})
+
+
+def of_run(run: Run, firing: Sequence[str] = (), lost: Mapping[str, str] = _NOTHING_LOST) -> Iterator[Change]:
     """Return the changes with a pending undo, newest first. `firing` are names of the run's firing alerts."""
     waits = (step.deadline for step in run.steps if step.status is StepStatus.WAITING and step.deadline)
     latest = next(waits, None) if run.is_open else None
     for step in reversed(run.steps):
         if step.undo is not None and step.undo.status.is_owed and step.attempts and step.action is not None:
-            yield _change(run, step, step.undo, firing, latest)
+            yield _change(run, step, step.undo, firing, latest, lost)
 
 
-def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator[Change]:
+def never_given_back(run: Run, leaves_change: Callable[[str], bool], lapses: Lapses | None = None) -> Iterator[Change]:
     """Return certain or possible changes without a pending undo, newest first.
 
-    Excludes actions without `leaves_change`, and what a later step reverted or a person closed.
+    Excludes actions without `leaves_change`, ended leases, and what a later step reverted or a person closed.
     """
     for step in reversed(run.steps):
         if step.action is None or not step.attempts:
@@ -62,7 +102,16 @@ def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator
             continue
         if not _may_be_applied(step) or not leaves_change(step.action):
             continue
-        yield _change(run, step, undo, (), None)
+        lease = timedelta(0)
+        if lapses is not None and step.status is StepStatus.SUCCEEDED:
+            lease = lapses.lease_of(step.action, step.output)
+        if not lease or lapses is None:
+            yield _change(run, step, undo, (), None)
+            continue
+        until, firing = lapses.renewed_until(run), firing_names(lapses.alerts)
+        if until is None or lapses.now <= until + lease:
+            after = f", after {_resolution(firing)}" if firing else ""
+            yield replace(_change(run, step, undo, (), None), given_back=f"when its lease ends{after}")
 
 
 def reverting(run: Run, step: StepState) -> Iterator[StepState]:
@@ -97,9 +146,17 @@ def difference(output: Mapping[str, Any]) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _change(run: Run, step: StepState, undo: Undo | None, firing: Sequence[str], latest: datetime | None) -> Change:
+def _change(
+    run: Run,
+    step: StepState,
+    undo: Undo | None,
+    firing: Sequence[str],
+    latest: datetime | None,
+    lost: Mapping[str, str] = _NOTHING_LOST,
+) -> Change:
     before, after = difference(step.output)
     last = step.attempts[-1]
+    commands = (destinations.command_id_of(last.command_id, step, target) for target in run.targets_of(step))
     return Change(
         run_id=run.id,
         playbook=run.playbook,
@@ -119,6 +176,7 @@ def _change(run: Run, step: StepState, undo: Undo | None, firing: Sequence[str],
         latest=latest,
         lease=_lease(step.output.get("lease_seconds")),
         undo_error=undo.error if undo is not None else None,
+        lost_because=next((lost[command] for command in commands if command in lost), None),
     )
 
 
@@ -139,9 +197,11 @@ def _when_reverted(undo: Undo | None, firing: Sequence[str]) -> str:
         return "another attempt is made" if undo.retry_at else "now"
     if undo.trigger is UndoTrigger.ON_FAILURE:
         return "if the run ends without success"
-    if len(firing) > 1:
-        return f"when {', '.join(firing)} resolve"
-    return f"when {', '.join(firing) or 'the alert'} resolves"
+    return f"when {_resolution(firing)}"
+
+
+def _resolution(firing: Sequence[str]) -> str:
+    return f"{', '.join(firing) or 'the alert'} {'resolve' if len(firing) > 1 else 'resolves'}"
 
 
 def _text(value: Any, unit: str) -> str:

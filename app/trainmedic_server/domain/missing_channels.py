@@ -14,8 +14,8 @@ def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> 
     named = {playbook.name: set(_channels_of(playbook)) for playbook in playbooks}
     if not channels:
         affected = sorted(name for name, wanted in named.items() if wanted)
-        skipped = f"; {_listed(affected)} would notify people, and their steps for it are skipped" if affected else ""
-        return f"no notification channel is set, so no messages are sent{skipped}; set TRAINMEDIC_NOTIFY_URLS"
+        lost = f"; {_listed(affected)} would notify people: steps are skipped, questions not sent" if affected else ""
+        return f"no notification channel is set, so no messages are sent{lost}; set TRAINMEDIC_NOTIFY_URLS"
     missing = {channel for wanted in named.values() for channel in wanted if channel and channel not in channels}
     wrong = sorted(name for name, wanted in named.items() if wanted & missing)
     if not wrong:

@@ -299,9 +299,7 @@ class NodeEvidence:
     def _host_in(self, label: Label) -> str | Unresolved:
         host = host_of(label.value)
         if is_address(host):
-            return Unresolved(
-                "target_unknown", f"{label} is an address that {self._address_source()} does not map to a node"
-            )
+            return Unresolved("target_unknown", f"{label} is an address that {self._address_source()} to a node")
         if not _HOST_AND_PORT.fullmatch(label.value):
             return Unresolved("target_unknown", f"{label} is not a host with a port")
         if exporters.names_an_exporter(host, self._labels):
@@ -309,7 +307,7 @@ class NodeEvidence:
         return host
 
     def _address_source(self) -> str:
-        return "the cluster" if self._topology.cluster.names.names else "no inventory or cluster"
+        return "the cluster does not map" if self._topology.cluster.names.names else "no inventory or cluster maps"
 
     # --- the exporter -------------------------------------------------------------------------------------
 

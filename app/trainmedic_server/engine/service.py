@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -121,6 +121,14 @@ class Engine:
         """Return whether the action changes something. True if unknown, False if it only reverts."""
         action_class = self._services.actions.action_class(action)
         return action_class is None or (action_class.harmful and not getattr(action_class, "gives_back", False))
+
+    def lease_of(self, action: str, output: Mapping[str, Any]) -> timedelta:
+        """Zero if it does not end by itself."""
+        action_class: Any = self._services.actions.action_class(action)
+        if getattr(action_class, "is_hold", False) or not hasattr(action_class, "granted"):
+            return timedelta(0)
+        granted: timedelta = action_class.granted(output)
+        return granted
 
     @property
     def controls(self) -> Controls:

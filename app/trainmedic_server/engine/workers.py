@@ -149,7 +149,7 @@ class Workers:
         limit = self._services.limits.max_age
         if down_for > limit:
             down = duration.write_rounded(down_for)
-            return f"the server was down for {down}, over the maximum age of {duration.write(limit)}"
+            return f"the server was down for up to {down}, over the maximum age of {duration.write(limit)}"
         return None if plan.is_under_way(draft) else plan.why_stale(draft)
 
     async def playbook_of(self, run: Run) -> CompiledPlaybook:

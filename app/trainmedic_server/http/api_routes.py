@@ -1,9 +1,10 @@
-"""Router for routes with a token and ASCII JSON. It refuses unknown query parameters."""
+"""Router for routes with a token and ASCII JSON. It refuses unknown and repeated query parameters."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from fastapi import APIRouter, Request
 from fastapi.dependencies.models import Dependant
@@ -68,10 +69,18 @@ class ApiRoutes(APIRouter):
 class _StrictRoute(APIRoute):
     def __init__(self, path: str, *args: Any, **options: Any) -> None:
         super().__init__(path, *args, **options)
-        known = tuple(_parameters(self.dependant))
+        parameters = list(_parameters(self.dependant))
+        known = tuple(parameter.alias for parameter in parameters)
+        single = {each.alias for each in parameters if not _is_list(each.field_info.annotation)}
 
         async def check(request: Request) -> None:
             refuse_unknown(request.query_params, known)
+            given = Counter(name for name, _ in request.query_params.multi_items() if name in single)
+            # Only the last would count.
+            if repeated := [
+                (name, "takes one value, and is given more than once") for name in given if given[name] > 1
+            ]:
+                raise PayloadError.at(repeated)
 
         # As the last dependency, so that it follows authentication.
         self.dependant.dependencies.append(get_parameterless_sub_dependant(depends=Depends(check), path=path))
@@ -91,7 +100,11 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
     )
 
 
-def _parameters(dependant: Dependant) -> Iterable[str]:
-    yield from (parameter.alias for parameter in dependant.query_params)
+def _parameters(dependant: Dependant) -> Iterable[Any]:
+    yield from dependant.query_params
     for each in dependant.dependencies:
         yield from _parameters(each)
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list or any(map(_is_list, get_args(annotation)))

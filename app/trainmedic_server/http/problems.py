@@ -249,6 +249,7 @@ _REWORDED = tuple(  # pydantic's messages; the first match counts
         (r"Input should be a valid string", "must be text"),
         (r"Input should be a valid (?:dictionary|object).*", "must be a JSON object"),
         (r"Input should be a valid (?:list|tuple|array)", "must be a list"),
+        (r"(?:List|Set) should have at most (\d+) items? after validation.*", r"must have at most \1 values"),
         (r"String should match pattern '\^\[\^=.*'", "must be like name=value"),
         (r"String should match pattern '(.*)'", r"must have the form \1"),
         (r"(?:Input|String|List|Tuple|Dictionary) should (.*)", r"must \1"),

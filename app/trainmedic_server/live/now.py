@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from pydantic import Field
@@ -12,11 +12,11 @@ from trainmedic_server.api.change_views import ChangeView, change_views
 from trainmedic_server.api.view import View
 from trainmedic_server.api.views import NextView
 from trainmedic_server.domain import changes
-from trainmedic_server.domain.alert import AlertRecord, decisive
+from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.changes import Change
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.pause import OperatorPause
-from trainmedic_server.domain.run import Controls, Decision, OperatorOrder, Run, Status
+from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, Run, Status
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.outside import Clock
@@ -145,10 +145,7 @@ class NowApi:
             paused=pauses_of(controls, now),
             breaker=breaker_of(controls),
             approvals=asked.items,
-            changed=[
-                *change_views(_pending_changes([*open_runs, *owing], alerts)),
-                *change_views(_lasting_changes([*open_runs, *owing, *ended], self._engine.leaves_change)),
-            ],
+            changed=await self._changed([*open_runs, *owing], ended, alerts, now),
             changed_since=covered_since,
             running=[_running(run, nexts[run.id]) for run in open_runs if run.status is not Status.AWAITING_APPROVAL],
             failed=await self._failed(now, open_runs),
@@ -171,11 +168,41 @@ class NowApi:
             return ended, since
         return ended, ended[-1].created_at if ended else now
 
-    def changes_of(self, run: Run, alerts: Sequence[AlertRecord]) -> list[ChangeView]:
-        return [
-            *change_views(changes.of_run(run, _firing(alerts))),
-            *change_views(_lasting_changes([run], self._engine.leaves_change)),
+    def changes_of(self, run: Run, alerts: Sequence[AlertRecord], events: Sequence[Event]) -> list[ChangeView]:
+        pending = changes.of_run(run, changes.firing_names(alerts), changes.lost_effects(events))
+        return [*change_views(pending), *change_views(self._lasting([run], {run.id: alerts}, self._clock.now()))]
+
+    async def _changed(
+        self,
+        unfinished: Sequence[Run],
+        ended: Sequence[Run],
+        alerts: Mapping[str, Sequence[AlertRecord]],
+        now: datetime,
+    ) -> list[ChangeView]:
+        events = await self.present.losses_of_runs([run.id for run in unfinished])
+        alerts = {**alerts, **await self.present.alerts_of_runs([run.id for run in ended])}
+        pending = [
+            change
+            for run in unfinished
+            for change in changes.of_run(
+                run, changes.firing_names(alerts.get(run.id, ())), changes.lost_effects(events.get(run.id, ()))
+            )
         ]
+        return [*change_views(pending), *change_views(self._lasting([*unfinished, *ended], alerts, now))]
+
+    def _lasting(
+        self, runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]], now: datetime
+    ) -> Sequence[Change]:
+        lasting = [
+            change
+            for run in runs
+            for change in changes.never_given_back(
+                run,
+                self._engine.leaves_change,
+                changes.Lapses(alerts.get(run.id, ()), now, self._engine.lease_of),
+            )
+        ]
+        return sorted(lasting, key=lambda change: change.since, reverse=True)
 
     async def _failed(self, now: datetime, open_runs: Sequence[Run]) -> list[FailedView]:
         """Return the newest failed run for each playbook and target, unless its alert resolved or has an open run."""
@@ -183,7 +210,9 @@ class NowApi:
         newest = {(run.playbook, run.target_key): run for run in reversed(failed)}  # the page begins with the newest
         alerts = await self.present.alerts_of_runs([run.id for run in newest.values()])
         handled = {run.alert for run in open_runs}
-        waiting = [run for run in newest.values() if run.alert not in handled and _firing(alerts.get(run.id, ()))]
+        waiting = [
+            run for run in newest.values() if run.alert not in handled and changes.firing_names(alerts.get(run.id, ()))
+        ]
         return [_failed(run) for run in sorted(waiting, key=lambda run: run.created_at, reverse=True)]
 
     async def next_of(
@@ -243,20 +272,6 @@ def _running(run: Run, upcoming: NextView | None) -> RunningView:
 
 def _failed(run: Run) -> FailedView:
     return FailedView.of(run, run_id=run.id, target=run.target_key)
-
-
-def _pending_changes(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> Iterator[Change]:
-    for run in runs:
-        yield from changes.of_run(run, _firing(alerts.get(run.id, ())))
-
-
-def _firing(alerts: Sequence[AlertRecord]) -> list[str]:
-    return sorted({record.alert.name for record in decisive(alerts) if not record.is_resolved})
-
-
-def _lasting_changes(runs: Sequence[Run], leaves_change: Callable[[str], bool]) -> Sequence[Change]:
-    lasting = [change for run in runs for change in changes.never_given_back(run, leaves_change)]
-    return sorted(lasting, key=lambda change: change.since, reverse=True)
 
 
 def _hour(counts: Mapping[tuple[str, str], int]) -> HourView:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from trainmedic_server.domain.agent_life import AgentLife
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.job_life import JobLife
-from trainmedic_server.domain.run import OperatorOrder
+from trainmedic_server.domain.run import Event, OperatorOrder
 
 
 class OpenCounts(Struct, frozen=True):
@@ -40,6 +40,10 @@ class Present(Protocol):
         ...
 
     async def orders_of_runs(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]: ...
+
+    async def losses_of_runs(self, run_ids: Collection[str]) -> dict[str, list[Event]]:
+        """Return events of `changes.LOSS_KINDS` in order."""
+        ...
 
     async def runs_named(self, part: str, limit: int) -> list[str]:
         """Return up to `limit` IDs that begin or end with `part`, newest first."""

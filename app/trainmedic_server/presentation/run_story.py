@@ -143,7 +143,8 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
             past = f"perhaps {steps.sentence({**change, 'note': None}, run.get('target'), index_of)}"
         values = f" ({change['before']} → {change['after']})" if change.get("before") and change.get("after") else ""
         error = f". The last attempt to revert it failed: {change['undo_error']}" if change.get("undo_error") else ""
-        stated = f"{past[:1].upper()}{past[1:]}{values}."
+        lost = f" It ended early: {plain(change['lost_because'])}." if change.get("lost_because") else ""
+        stated = f"{past[:1].upper()}{past[1:]}{values}.{lost}"
         if change.get("is_reversible", True):
             yield f"{stated} Reverted: {change.get('given_back')}{error}."
         else:

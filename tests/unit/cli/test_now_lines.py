@@ -50,6 +50,17 @@ def test_a_long_question_is_wrapped_to_the_terminal() -> None:
     assert parts[begun + 1].startswith("      ")
 
 
+def test_a_change_that_has_ended_is_not_called_active() -> None:
+    lost = {
+        **change("gpu.power_limit", is_reversible=True),
+        "lease_seconds": 300.0,
+        "lost_because": "its lease had run out",
+    }
+    text = " ".join("\n".join(now.lines({**STANDING, "changed": [lost]})).split())
+    assert "; ENDED EARLY: its lease had run out; back when A resolves" in text
+    assert "after the last renewal" not in text
+
+
 def test_acts_without_an_undo_are_listed_apart() -> None:
     """What cannot be reverted does not stand until it is."""
     text = "\n".join(now.lines(STANDING))

@@ -21,7 +21,7 @@ def test_without_a_channel_every_playbook_that_notifies_is_named() -> None:
     """With what is done about it; and a server whose playbooks notify no one has none to send either."""
     assert unset_channels(books(QUIET, TELLS % (NOTIFY % ""), ASKS), ()) == (
         "no notification channel is set, so no messages are sent; 2 playbooks (asks, tells) would notify "
-        "people, and their steps for it are skipped; set TRAINMEDIC_NOTIFY_URLS"
+        "people: steps are skipped, questions not sent; set TRAINMEDIC_NOTIFY_URLS"
     )
     assert "would notify" not in unset_channels(books(QUIET), ())
 

@@ -182,6 +182,9 @@ def test_a_refusal_names_labels_and_who_knows() -> None:
     assert refused.why == (
         'Hostname="dgx-12" is no node that is known: agents (2), cluster (3) do not have it; did you mean dgx-1?'
     )
+    unmapped = resolve(TargetKind.NODE, {"exported_instance": "10.9.9.9"}, Topology())
+    assert isinstance(unmapped, Unresolved)
+    assert unmapped.why == 'exported_instance="10.9.9.9" is an address that no inventory or cluster maps to a node'
     disagreeing = resolve(TargetKind.NODE, {"node": "dgx-1", "Hostname": "dgx-2.pool.internal"}, ALL)
     assert isinstance(disagreeing, Unresolved)
     assert disagreeing.why == (

@@ -10,6 +10,7 @@ import pytest
 from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START, ManualClock
 from tests.unit.engine.books import CAP
+from tests.unit.engine.test_lease_recovery import HOLD, THIRD, Held, MakeWorld, begun, told
 from tests.unit.engine.world import Uncap
 from tests.unit.engine.world import World as EngineWorld
 from trainmedic_server.domain.agent_life import AgentLife
@@ -100,6 +101,38 @@ async def test_a_lease_of_any_length_is_answered(reported: float, shown: float |
     await world.post(world.alert(node="node-1", gpu="0"))
     assert [change.lease_seconds for change in (await _now(world)).changed] == [shown]
     await world.engine.stop()
+
+
+async def test_a_change_that_has_ended_before_its_undo_says_so(world: MakeWorld) -> None:
+    """It was listed as the present value, of a certain change. The run's own changes say it too."""
+    w, held, alert = await begun(world)
+    await w.engine.pause("ann")
+    held.lapse()
+    await w.pass_time(THIRD)
+    [change] = (await _now(w)).changed
+    assert (change.undo, change.lost_because) == ("on_resolve", "its lease had run out")
+    record = await w.store.record(change.run_id)
+    assert record is not None
+    [of_run] = NowApi(w.store, w.store, w.engine, w.clock).changes_of(record.run, record.alerts, record.events)
+    assert of_run.lost_because == "its lease had run out"
+    await w.engine.resume("ann")
+    await w.pass_time(THIRD)
+    assert await told(w) == ["lease_lost", "set_again_held", "set_again_started", "set_again_done"]
+    assert [change.lost_because for change in (await _now(w)).changed] == [None]
+    await w.resolve(alert)
+    await w.engine.stop()
+
+
+async def test_a_leased_change_without_an_undo_ends_with_its_lease(world: MakeWorld) -> None:
+    """It was listed for a week as one that only an undo order reverts."""
+    w, _, alert = await begun(world, HOLD.replace("undo: on_resolve", "undo: never"))
+    [change] = (await _now(w)).changed
+    assert (change.undo, change.given_back) == ("never", "when its lease ends, after Hot resolves")
+    await w.resolve(alert)
+    assert [change.given_back for change in (await _now(w)).changed] == ["when its lease ends"]
+    await w.pass_time(Held.lease.total_seconds() + 1)
+    assert (await _now(w)).changed == []
+    await w.engine.stop()
 
 
 async def test_a_pause_says_who_and_since_when() -> None:

@@ -34,4 +34,4 @@ async def test_a_filter_takes_a_few_values_and_refuses_more(world: World, path: 
     async with world.client() as client:
         answer = await client.get(path, params=[(name, f"x{n}=y") for n in range(MOST_VALUES + 1)])
     assert answer.status_code == 422
-    assert f"{name}: " in answer.text
+    assert answer.json()["detail"] == f"{name}: must have at most {MOST_VALUES} values"

@@ -84,3 +84,16 @@ async def test_a_delivery_takes_any_parameter(world: World, path: str) -> None:
     """Alertmanager's URL is the operator's, and it never repeats a refused delivery."""
     async with world.client() as client:
         assert (await client.post(f"{path}?cluster=a&from=alertmanager", json=payload())).status_code == 200
+
+
+@pytest.mark.parametrize("query", ["alertname=A&alertname=B", "label=a=b&since=1h&since=2h", "limit=1&limit=1"])
+async def test_a_parameter_with_one_value_is_not_given_twice(world: World, query: str) -> None:
+    """Only the last counted."""
+    async with world.client() as client:
+        answer = await client.get(f"/alerts?{query}")
+        several = await client.get("/alerts?label=a=b&label=c=d")
+    assert (answer.status_code, several.status_code) == (422, 200)
+    assert (
+        answer.json()["detail"]
+        == f"{query.rpartition('&')[2].partition('=')[0]}: takes one value, and is given more than once"
+    )

@@ -15,7 +15,7 @@ from trainmedic_server.adapters.sql_store.schema import OPEN_STATUSES, agent_liv
 from trainmedic_server.domain.agent_life import AgentLife
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.run import OperatorOrder
+from trainmedic_server.domain.run import Event, OperatorOrder
 from trainmedic_server.ports.present import OpenCounts, Present, StoredAgentLives
 
 _UNFINISHED = sa.select(runs.c.status, sa.func.count()).where(runs.c.unfinished, is_no_member).group_by(runs.c.status)
@@ -44,6 +44,9 @@ class SqlPresent(SqlHistory, Present):
 
     async def orders_of_runs(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
         return await self._read(partial(queries.orders_of, run_ids=run_ids))
+
+    async def losses_of_runs(self, run_ids: Collection[str]) -> dict[str, list[Event]]:
+        return await self._read(partial(queries.losses_of, run_ids=run_ids))
 
     async def runs_named(self, part: str, limit: int) -> list[str]:
         statement = (

@@ -12,13 +12,23 @@ from msgspec.structs import replace
 from trainmedic_server.adapters.sql_store import mapping, schema
 from trainmedic_server.adapters.sql_store.lookup import KEYS, Lookup, Row
 from trainmedic_server.domain.alert import AlertRecord, Identity
+from trainmedic_server.domain.changes import LOSS_KINDS
+from trainmedic_server.domain.event_codec import names
 from trainmedic_server.domain.group import Member, counted_together
-from trainmedic_server.domain.run import Decision, OperatorOrder, Run, Status, StepState
+from trainmedic_server.domain.run import Decision, Event, OperatorOrder, Run, Status, StepState
 
 _RUNS = Lookup(sa.select(schema.runs).where(schema.runs.c.id.in_(KEYS)))
 _STEPS = Lookup(sa.select(schema.steps).where(schema.steps.c.run_id.in_(KEYS)))
 _ORDERS = Lookup(
     sa.select(*schema.orders.columns).where(schema.orders.c.run_id.in_(KEYS)).order_by(schema.orders.c.seq)
+)
+_LOSSES = Lookup(
+    sa.select(*schema.events.columns)
+    .where(
+        schema.events.c.run_id.in_(KEYS),
+        sa.or_(*(schema.events.c.kind == sa.literal_column(f"'{kind}'") for kind in sorted(names(*LOSS_KINDS)))),
+    )
+    .order_by(schema.events.c.seq)
 )
 _TOUCHED_NODES = Lookup(sa.select(schema.touched_nodes).where(schema.touched_nodes.c.run_id.in_(KEYS)))
 _GROUPS = Lookup(sa.select(schema.groups).where(schema.groups.c.run_id.in_(KEYS)))
@@ -81,6 +91,14 @@ def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, 
     for row in _ALERTS.rows(connection, run_ids):
         alerts.setdefault(row[0], []).append(mapping.alert_of(row[1:]))
     return alerts
+
+
+def losses_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[Event]]:
+    losses: dict[str, list[Event]] = {}
+    for row in _LOSSES.rows(connection, run_ids):
+        event = mapping.event_of(row)
+        losses.setdefault(event.run_id or "", []).append(event)
+    return losses
 
 
 def with_touched_nodes(connection: sa.Connection, runs_read: Sequence[Run]) -> list[Run]:
