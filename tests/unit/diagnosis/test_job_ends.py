@@ -122,7 +122,7 @@ def test_frames_of_a_c_crash_behind_an_unknown_prefix_do_not_show_that_the_progr
     assert cause_of("".join(f"node7: {line}\n" for line in lines), tmp_path)[0] == "gpu"
 
 
-@pytest.mark.parametrize("prefix", ["704.7s\t{n}\t", "{n}\t", "1770000000{n:03}\t"])
+@pytest.mark.parametrize("prefix", ["704.7s\t{n}\t", "{n}\t", "1770000000{n:03}\t", "000{n:03}   ", "45{n:03}: "])
 def test_numbered_lines_are_read_without_their_numbers(prefix: str, tmp_path: Path) -> None:
     text = "".join(prefix.format(n=n + 90) + line + "\n" for n, line in enumerate(TRACEBACK.splitlines()))
     assert cause_of(text, tmp_path)[0] == "code"
