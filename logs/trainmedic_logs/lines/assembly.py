@@ -27,6 +27,7 @@ _MOST_OPEN = 256
 _BAR_BEFORE = re.compile(
     r"[^|]{0,80}\d%\|[^|]{0,300}\| *[\w.?]{1,16}/[\w.?]{1,16} \[[^\]]{1,100}\] {0,4}(?=[A-Z][A-Za-z]{3})"
 )
+_RICH_CORNERS = frozenset("╭┌+")
 _AHEAD = timedelta(minutes=1)  # a time stated further after the arrival is wrong
 
 
@@ -149,7 +150,8 @@ class LineAssembler:
             return prefixed
         block = self._open.get(inner.key)
         goes_on = block is not None and blocks.continues(block.kind, block.texts, inner.text) is not Continuation.NO
-        return inner if goes_on or inner.text.startswith(TRACEBACK) else prefixed
+        begins = inner.text.startswith(TRACEBACK) or (inner.text[:1] in _RICH_CORNERS and HEADING in inner.text)
+        return inner if goes_on or begins else prefixed
 
     def _add_divided(self, whole: _DividedLine, is_cut: bool) -> list[Line]:
         text = whole.text[:LONGEST]

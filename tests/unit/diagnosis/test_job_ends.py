@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,13 @@ def test_frames_of_a_c_crash_behind_an_unknown_prefix_do_not_show_that_the_progr
 @pytest.mark.parametrize("prefix", ["704.7s\t{n}\t", "{n}\t", "1770000000{n:03}\t", "000{n:03}   ", "45{n:03}: "])
 def test_numbered_lines_are_read_without_their_numbers(prefix: str, tmp_path: Path) -> None:
     text = "".join(prefix.format(n=n + 90) + line + "\n" for n, line in enumerate(TRACEBACK.splitlines()))
+    assert cause_of(text, tmp_path)[0] == "code"
+
+
+def test_a_framed_traceback_in_a_log_store_s_export_is_read(tmp_path: Path) -> None:
+    lines = ["╭──── Traceback (most recent call last) ────╮", "│ /app/train.py:395 in step               │"]
+    lines += ["╰─────────────────────────────────────────╯", "NameError: name 'loss' is not defined"]
+    text = "".join(json.dumps({"labels": {"pod": "llm-0"}, "line": line}) + "\n" for line in lines)
     assert cause_of(text, tmp_path)[0] == "code"
 
 
