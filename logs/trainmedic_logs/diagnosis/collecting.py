@@ -47,6 +47,8 @@ _EXIT_LINE = re.compile(
     r"exitcode:|exits with return code|srun: error:|exited on signal|CalledProcessError|exits successfully"
     r"|successfully finished|`Trainer\.fit` stopped|raining (?:is done|completed)|train metrics|done training"
     r"|Exit Code:|terminated with (?:(?:exit )?code|signal)|\"exitCode\"|(?:crashed|exited|exit|finished) with \w"
+    r"|Exited (?:with|by) |Exit[_ ][Ss]tatus|\(exit code |Job failed: |\]Process completed|terminated by signal"
+    r"|Main process exited|make(?:\[\d+\])?: \*|Successfully completed\."
 )
 _LINE_GAP = timedelta(microseconds=1)  # between lines without times, to keep their order
 _MOST_EXITS = 100_000

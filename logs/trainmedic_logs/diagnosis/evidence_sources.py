@@ -20,8 +20,8 @@ from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, CauseClass.STORAGE})
 # Faults that affect any job on the GPU or node; a link or file system may be unused.
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
-# Names of training processes, or no name. Process IDs differ in containers, so they cannot decide.
-_TRAINING_PROCESS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
+TRAINING_PROCESS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
+"""Names of training processes, or no name. Process IDs differ in containers, so they cannot decide."""
 # Longest time between two lines on one fault.
 _SAME_FAULT_S = 120.0
 # Longest time from an OOM kill of a job's process to its launcher's report.
@@ -165,7 +165,7 @@ def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attrib
     evidence += [evidence_of(other, "the process that was killed was its data loader") for other in loaders]
     is_ours = bool(by_pid or loaders) or any(pid and str(ended.pid) == pid for ended in named)
     fits_exits = not facts.exits or (bool(named) and _is_at_first_sign(finding, relevant))
-    is_likely = fits_exits and bool(_TRAINING_PROCESS.match(finding.fields.get("process", "")))
+    is_likely = fits_exits and bool(TRAINING_PROCESS.match(finding.fields.get("process", "")))
     names_one = len(ranks) == 1 or (bool(killed) and len(named) == 1)
     if not is_ours and not is_likely:
         confidence = Confidence.LOW

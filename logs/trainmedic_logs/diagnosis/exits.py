@@ -219,6 +219,21 @@ _PYCHARM = re.compile(r"Process finished with exit code (\d{1,4}) \(interrupted 
 _MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")
 # Ends by a signal in kubectl's `describe`, `exec` and JSON.
 _CONTAINER = re.compile(r"^\s*Exit Code:\s+(1\d\d)\s*$|terminated with exit code (1\d\d)\b|\"exitCode\": ?(1\d\d)\b")
+# Ends of a whole job or script: LSF, PBS, Slurm's seff, docker compose, GitLab, GitHub, GNU time, systemd, make.
+_JOB_ENDED = re.compile(
+    r"^Exited with exit code (?P<lsf>\d{1,3})\.?\s*$|^Exited by signal (?P<lsf_signal>\d{1,2})\.?\s*$"
+    r"|^\s*Exit[_ ][Ss]tatus ?[:=] ?(?P<pbs>-?\d{1,3})\s*$|^State: (?:FAILED|TIMEOUT|NODE_FAIL|OUT_OF_MEMORY)"
+    r" \(exit code (?P<seff>\d{1,3})\)|^[\w.-]{1,100} exited with code (?P<compose>\d{1,3})\s*$"
+    r"|^ERROR: Job failed: (?:exit (?:code|status)|command terminated with exit code) (?P<gitlab>\d{1,3})\b"
+    r"|##\[error\]Process completed with exit code (?P<github>\d{1,3})\."
+    r"|^Command exited with non-zero status (?P<time>\d{1,3})\s*$"
+    r"|^Command terminated by signal (?P<time_signal>\d{1,2})\s*$"
+    r"|\bMain process exited, code=exited, status=(?P<systemd>\d{1,3})/"
+    r"|\bMain process exited, code=(?:killed|dumped), status=(?P<systemd_signal>\d{1,2})/"
+    r"|^make(?:\[\d{1,3}\])?: \*\*\* \[.{1,200}\] Error (?P<make>\d{1,3})\s*$"
+    r"|\bterminated with exit code (?P<exec>[1-9]\d?)\s*$"
+)
+_JOB_SUCCEEDED = re.compile(r"^Successfully completed\.\s*$")  # LSF
 _SLURM = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+?)\s*$")
 _SLURM_WORDS = {
     "killed": signal.SIGKILL,
@@ -266,6 +281,12 @@ def launcher_line(text: str, node: str = "") -> list[Exit]:
         code, by_signal = of_code(int(next(filter(None, match.groups()))))
         if by_signal is not None:
             return [Exit("kubernetes", code, by_signal, node=node, line=text[:500])]
+    if match := _JOB_ENDED.search(text):
+        name, number = next((name, int(value)) for name, value in match.groupdict().items() if value is not None)
+        code, by_signal = (None, number) if name.endswith("_signal") else of_code(number)
+        return [Exit("scheduler", code, by_signal, node=node, line=text[:500])] if code or by_signal else []
+    if _JOB_SUCCEEDED.match(text):
+        return [Exit("scheduler", code=0, node=node, line=text[:500])]
     if match := _FINISHED.search(text):
         return [Exit("training", code=0, node=node, pid=int(match["pid"]) if match["pid"] else None, line=text[:500])]
     if match := _SLURM.search(text):

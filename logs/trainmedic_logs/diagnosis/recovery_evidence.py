@@ -24,7 +24,7 @@ _UNRANKED_LINES = 3
 _SURVIVAL_TIME = timedelta(seconds=120)
 # Lines of an ending process.
 _ENDING = re.compile(
-    r"(?i)^\s|^$|^\W+$|\.(?:cpp|cc|cu|hpp):\d+|^\W*frame #|traceback|exception|error|warn|nccl|site-packages|torch[./]"
+    r"(?i)^\s|^$|^\W+$|\.(?:cpp|cc|cu|hpp):\d+|\bframe #\d|traceback|exception|error|warn|nccl|site-packages|torch[./]"
     r"|^\W*\[\d+\]:|exitcode|failed|failures|root cause|^wandb:|srun:|slurm|terminat|abort|kill|signal"
     r"|\[0x[0-9a-f]{4,16}\]\s*$|^(?:current )?thread 0x"
     # Continuation lines of PyTorch's messages.

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 
 from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, evidence_of, moment_of
-from trainmedic_logs.diagnosis.evidence_sources import MEMORY_FULL
+from trainmedic_logs.diagnosis.evidence_sources import MEMORY_FULL, TRAINING_PROCESS
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.verdict import Confidence
 from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant
@@ -43,18 +43,24 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def scheduler_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield an OOM kill that a scheduler reports, if no end is known as a failure."""
+    """Yield an OOM kill that a scheduler, or the kernel in a job's log, reports, if no end is another failure."""
     # A process succeeded and nothing else failed: the kill did not end the training.
     if any(ended.code == 0 for ended in facts.exits) and not relevant.cascades and not relevant.roots:
         return
     kills = [
         finding
         for finding in facts.findings
-        if finding.role is Role.CONFIRMATION and finding.cause is CauseClass.HOST_MEMORY
+        if finding.cause is CauseClass.HOST_MEMORY
+        if finding.role is Role.CONFIRMATION or TRAINING_PROCESS.match(finding.fields.get("process", "-"))
         if finding.origin.source not in TRUSTED_SOURCES and finding.id not in facts.outlived
         if finding.rule != MEMORY_FULL
     ]
-    if kills and not any(ended.is_failure for ended in facts.exits):
+    # A kernel's line may stand in a job's log, beside the shell's report that the process was killed.
+    if kills and kills[0].role is Role.CONFIRMATION:
+        has_failed = any(ended.is_failure for ended in facts.exits)
+    else:
+        has_failed = any(ended.is_failure and ended.signal != signal.SIGKILL for ended in facts.exits)
+    if kills and not has_failed:
         yield Attribution(
             EvidenceSource.EXIT,
             CauseClass.HOST_MEMORY,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -22,6 +23,11 @@ PATIENCE = timedelta(seconds=5)
 _PATIENCE_AFTER_END = timedelta(milliseconds=300)  # after a traceback's exception
 # Blocks held back for one stream; if there are more, the oldest is returned unfinished.
 _MOST_OPEN = 256
+# A progress bar without line feed before a message.
+_BAR_BEFORE = re.compile(
+    r"[^|]{0,80}\d%\|[^|]{0,300}\| *[\w.?]{1,16}/[\w.?]{1,16} \[[^\]]{1,100}\] {0,4}(?=[A-Z][A-Za-z]{3})"
+)
+_RICH_CORNERS = frozenset("╭┌+")
 _AHEAD = timedelta(minutes=1)  # a time stated further after the arrival is wrong
 
 
@@ -144,7 +150,8 @@ class LineAssembler:
             return prefixed
         block = self._open.get(inner.key)
         goes_on = block is not None and blocks.continues(block.kind, block.texts, inner.text) is not Continuation.NO
-        return inner if goes_on or inner.text.startswith(TRACEBACK) else prefixed
+        begins = inner.text.startswith(TRACEBACK) or (inner.text[:1] in _RICH_CORNERS and HEADING in inner.text)
+        return inner if goes_on or begins else prefixed
 
     def _add_divided(self, whole: _DividedLine, is_cut: bool) -> list[Line]:
         text = whole.text[:LONGEST]
@@ -158,6 +165,8 @@ class LineAssembler:
         origin, at, key = self._origin_of(prefixed), prefixed.at, prefixed.key
         quoted = blocks.OF_RANK.search(text) if "(RANK " in text else None
         text = text[: quoted.end(1)] if quoted else text
+        if "%|" in text and (bar := _BAR_BEFORE.match(text)):
+            text = text[bar.end() :]
         # Only a traceback's first line teaches a prefix, so other lines skip this while none is known.
         if self._learned or (HEADING in text and not text.startswith(ORIGINAL)):
             at = at or times.stated_by(text, None)

@@ -10,6 +10,8 @@ _LONGEST = 160  # characters of a prefix
 _MOST_PREFIXES = 64
 _TIME = re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|\d{10}(?:\.\d{1,9})?")
 _RICH_FRAME = re.compile(rf"(.{{0,{_LONGEST}}}?)[╭┌+][─-]+ {re.escape(HEADING)} [─-]+[╮┐+]\s*")
+# Number of a line, not of a rank: long, or filled with zeros
+_LINE_NUMBER = re.compile(r"(?:\d{4,8}|0\d{2,8})(?=[ \t:|]+\Z)")
 # Text before a traceback in torchrun's failure table.
 _TABLE_MEMBER = re.compile(r"(?:^|\s)(?:traceback|msg) *: *\Z")
 _FRACTION = re.compile(r"[.,]\d{1,9}\Z")
@@ -44,7 +46,9 @@ class LearnedPrefixes:
 
     def _learn(self, prefix: str) -> str:
         parts, at = [], 0
-        for time in _TIME.finditer(prefix):
+        if number := _LINE_NUMBER.match(prefix):
+            parts, at = [r"\d{1,9}"], number.end()
+        for time in _TIME.finditer(prefix, at):
             parts += [re.escape(prefix[at : time.start()]), _digits(time[0])]
             at = time.end()
         # Trailing blanks of the prefix may be stripped before an empty line.

@@ -47,6 +47,28 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
     524: CauseClass.STORAGE,  # ENOTSUPP of NFS and Lustre
     **dict.fromkeys((-2, -3, -5), CauseClass.NETWORK),  # getaddrinfo
 }
+# glibc's texts of errors whose number is not printed, at the end of a message. Others are in `_BY_WORDS`.
+_BY_STRERROR: Mapping[str, int] = {
+    "Resource temporarily unavailable": 11, "Device or resource busy": 16, "No such device": 19,
+    "Too many open files in system": 23, "File too large": 27, "Too many links": 31, "No locks available": 37,
+    "No data available": 61, "Link has been severed": 67, "Communication error on send": 70, "Protocol error": 71,
+    "Bad message": 74, "Address already in use": 98, "Cannot assign requested address": 99, "Network is down": 100,
+    "Network dropped connection on reset": 102, "Software caused connection abort": 103,
+    "No buffer space available": 105, "Transport endpoint is not connected": 107,
+    "Cannot send after transport endpoint shutdown": 108, "Host is down": 112, "Structure needs cleaning": 117,
+    "Remote I/O error": 121, "No medium found": 123, "Required key not available": 126,
+    "Memory page has hardware error": 133,
+}  # fmt: skip
+_STRERROR = re.compile(rf"(?:^|[:=] |\b(?:with|error|due to) |\()({'|'.join(_BY_STRERROR)})[.)]?\s*$")
+_WINDOWS_ERROR = re.compile(r"\[WinError (\d{1,5})\]|\(os error (1\d{3}|100\d\d)\)")
+# Windows' numbers, without those of a program's own calls, such as a missing file.
+_BY_WINDOWS_ERROR: Mapping[int, CauseClass] = {
+    **dict.fromkeys((8, 14, 1455), CauseClass.HOST_MEMORY),  # memory, page file
+    **dict.fromkeys((19, 21, 23, 39, 112, 483, 1006, 1110, 1117, 1167, 1392, 1393), CauseClass.STORAGE),
+    **dict.fromkeys((51, 53, 55, 59, 64, 67, 121, 1231, 1232, 1236), CauseClass.NETWORK),  # shares
+    **dict.fromkeys((10050, 10051, 10052, 10053, 10054, 10060, 10061, 10064, 10065, 11001), CauseClass.NETWORK),
+    **dict.fromkeys((1450, 10024, 10055), CauseClass.NODE),  # system resources
+}
 # Causes of errors that are given by name (``EBUSY``) without a path: sockets and devices report these too.
 _WITHOUT_FILE = {16: None, 107: CauseClass.NETWORK, 108: CauseClass.NETWORK}
 # Errors of Linux that a program's own call causes, such as a wrong path or argument.
@@ -230,11 +252,13 @@ def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
         return cause
     if name.startswith("sqlite3."):
         return _of_sqlite(message) or _by_words(message)
-    if cause := _by_npu_code(message):
+    if cause := _by_npu_code(message) or _by_windows_error(message):
         return cause
     # Device and memory words are exact. Others, such as "timed out", say less than a store's answer, a status or errno.
     words = _by_words(message, CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY, CauseClass.GPU, CauseClass.NODE)
-    return words or _by_store(name, message) or _by_status(name, message) or _by_errno(message) or _by_words(message)
+    return (
+        words or _by_store(name, message) or _by_status(name, message) or _by_errno(name, message) or _by_words(message)
+    )
 
 
 def has_unusual_errno(message: str) -> bool:
@@ -284,10 +308,11 @@ def _by_status(name: str, message: str) -> CauseClass | None:
     return CauseClass.CODE  # bad request: refused, or no such object
 
 
-def _by_errno(message: str) -> CauseClass | None:
+def _by_errno(name: str, message: str) -> CauseClass | None:
     match = _ERRNO.search(message)
     if match is None:
-        return _by_errno_name(message)
+        # Classes of libraries state more than a text that all share.
+        return _by_errno_name(message) or (None if "." in name else _by_strerror(message))
     cause = _BY_ERRNO.get(int(next(group for group in match.groups() if group)))
     if _REFUSED.search(message):  # 61 on BSD and macOS
         return CauseClass.NETWORK
@@ -302,6 +327,21 @@ def _by_errno_name(message: str) -> CauseClass | None:
     if number in _WITHOUT_FILE and not _QUOTES_A_PATH.search(message):
         return _WITHOUT_FILE[number]
     return _BY_ERRNO.get(number)
+
+
+def _by_strerror(message: str) -> CauseClass | None:
+    match = _STRERROR.search(message.partition("\n")[0])
+    if match is None:
+        return None
+    number = _BY_STRERROR[match[1]]
+    if number in _WITHOUT_FILE and not _QUOTES_A_PATH.search(message):
+        return _WITHOUT_FILE[number]
+    return _BY_ERRNO[number]
+
+
+def _by_windows_error(message: str) -> CauseClass | None:
+    match = _WINDOWS_ERROR.search(message)
+    return _BY_WINDOWS_ERROR.get(int(match[1] or match[2])) if match else None
 
 
 def _by_npu_code(message: str) -> CauseClass | None:

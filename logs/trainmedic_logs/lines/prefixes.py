@@ -22,6 +22,8 @@ _MPIRUN = re.compile(
     r"\[\d{1,9},(?:mpirank:)?(\d{1,6})(?:,[\w.-]{1,80})?\]<std(?:out|err)>:"
     r"|\[[\w.-]{1,90}@\d{1,9},(\d{1,6})\]<std(?:out|err)>: ?"
 )
+# Kaggle's seconds and line number, and other tables of numbered or timed lines
+_NUMBERED = re.compile(r"(?:\d{1,7}\.\ds\t)?\d{1,13}\t")
 _KUBECTL = re.compile(r"\[pod/[a-z0-9.-]{1,253}/[a-z0-9.-]{1,63}\] ")
 _COMPOSE = re.compile(r"[A-Za-z0-9][\w.-]{0,127}[_-]\d{1,5} +\| ")
 _COMPOSE_WITHIN = 140  # characters: the longest name and number, and what separates them from the line
@@ -54,13 +56,16 @@ def split(text: str, source: str) -> Prefixed:
     text = prefixed.text
     if not text or (text[0] not in _FIRST_CHARACTERS and not is_composed):
         return prefixed
-    rank, local_rank, end = None, None, 0
+    rank, local_rank, end, numbered = None, None, 0, 0
     # Check first characters before patterns: most lines have no prefix.
     if is_composed:
         end = match.end() if (match := _COMPOSE.match(text)) else 0
     elif text.startswith("[pod/") and (match := _KUBECTL.match(text)):
         end = match.end()
     begin = text[end : end + 1]
+    if begin in _SRUN_CHARACTERS and "\t" in text[end : end + 26] and (match := _NUMBERED.match(text, end)):
+        end = numbered = match.end()
+        begin = text[end : end + 1]
     if begin == "[" and (match := _MPIRUN.match(text, end)):
         rank, end = int(match[1] or match[2]), match.end()
     elif begin in _SRUN_CHARACTERS and (match := _SRUN.match(text, end)):
@@ -76,7 +81,8 @@ def split(text: str, source: str) -> Prefixed:
                 rank, end = int(inner[1]), inner.end()
     if not end:
         return prefixed
-    return Prefixed(text[end:], prefixed.at, prefixed.is_partial, rank, local_rank, text[:end].rstrip())
+    key = text[:end].rstrip() if numbered == 0 else text[numbered:end].rstrip() or "\t"
+    return Prefixed(text[end:], prefixed.at, prefixed.is_partial, rank, local_rank, key)
 
 
 def exported(prefixed: Prefixed, source: str) -> Prefixed | None:
