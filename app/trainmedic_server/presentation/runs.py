@@ -122,7 +122,8 @@ def _now(document: Document) -> Iterator[Sentence]:
         yield _with_run(waiting(awaited), document.get("holder"))
         held = document.get("held_by")
         while held:  # each of these runs waits for the next
-            until: Sentence = (", until ", At(held["until"]), " at the latest") if held.get("until") else ()
+            otherwise = f": {held['at_deadline']}" if held.get("at_deadline") else ""
+            until: Sentence = (", at the latest ", At(held["until"]), otherwise) if held.get("until") else ()
             behind = held.get("held_by")
             doing = _with_run(held["doing"], behind["run_id"] if behind else None)
             yield "that run of ", held["playbook"], " ", *doing, *until
