@@ -191,6 +191,7 @@ def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | Non
 def _cells(row: rows.Row, at: str) -> tuple[object, ...]:
     item = row.item
     targets = {each["target"] for each in (item, *row.alike)}
+    whose = f"{item['decision']}, {row.whose_reason}: {item['message']}" if row.whose_reason else ""
     return (
         times.age(item["timestamp"], at),
         f"×{row.count}" if row.alike else runs.short_id(item["run_id"]),
@@ -199,7 +200,7 @@ def _cells(row: rows.Row, at: str) -> tuple[object, ...]:
         words.count(len(targets), "target") if len(targets) > 1 else item["target"],
         runs.status_text(item),
         runs.run_length(item) or "-",
-        runs.outcome_text(item),
+        whose or runs.outcome_text(item),
     )
 
 

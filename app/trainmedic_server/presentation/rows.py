@@ -27,6 +27,12 @@ class Row(Struct, frozen=True):
         return 1 + len(self.alike)
 
     @property
+    def whose_reason(self) -> str:
+        """Describe `item`'s reason among those of the row; "" if they are equal."""
+        reasons = {each.get("message") for each in (self.item, *self.alike)}
+        return f"newest of {len(reasons)} reasons" if len(reasons) > 1 else ""
+
+    @property
     def oldest(self) -> Item:
         return self.alike[-1] if self.alike else self.item
 

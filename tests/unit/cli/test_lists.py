@@ -68,6 +68,8 @@ def test_decisions_that_say_the_same_are_one_row() -> None:
     assert [row.count for row in rows] == [48, 1, 1, 1]
     cells = [history._cells(row, AT) for row in rows]
     assert cells[0][1:7] == ("×48", "GPUTemperatureHigh", "gpu-temperature-high", "48 targets", "held back", "-")
+    assert cells[0][7] == "concurrency_limited, newest of 48 reasons: 16 runs are open, at most 16; 0"
+    assert [row.whose_reason for row in folded([held_back(1), held_back(1)])] == [""]
     assert cells[1][5] == "waits: alert"
     assert cells[2][4] == other["target"]
 

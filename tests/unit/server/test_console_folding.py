@@ -69,6 +69,7 @@ async def test_every_page_that_lists_runs_folds_what_was_held_back() -> None:
                 created_at=began.run.created_at + timedelta(seconds=1 + number),
                 status=Status.NOT_STARTED,
                 decision=Decision.CONCURRENCY_LIMITED,
+                message=f"16 runs are open; {number % 2}",
             )
             world.history.records[held.id] = replace(began, run=held)
         target = began.run.target
@@ -78,5 +79,6 @@ async def test_every_page_that_lists_runs_folds_what_was_held_back() -> None:
             assert (page.count('<tr id="alike-'), page.count('<tr id="run-')) == (1, 1), path
             (row,) = re.findall(r'<a class="open" href="([^"]+)">show 80</a>', page)
             assert re.search("until=[^&]+", row), path
+            assert "newest of 2 reasons: 16 runs are open; 1" in page, path
             one_by_one = (await client.get(unescape(row), headers={"accept": "text/html"})).text
             assert (one_by_one.count('<tr id="alike-'), one_by_one.count('<tr id="run-')) == (0, 60), path
