@@ -148,7 +148,8 @@ def _until(document: Document) -> Iterator[Sentence]:
 def _then(document: Document) -> Sentence:
     note = f" ({document['note']})" if document.get("note") else ""
     if not document.get("step"):
-        return f"then {document.get('outcome') or 'unknown'}", note
+        ends = str(document.get("at_deadline")).startswith(("the run fails", "the run is rejected"))
+        return f"{'otherwise' if ends else 'then'} {document.get('outcome') or 'unknown'}", note
     if document.get("question"):
         return f"next {document['step']}: ", document["question"], note
     params = document.get("params") or {}
