@@ -89,7 +89,7 @@ class Authenticator:
         return bool(self._tokens) or self.proxies.are_set
 
     def has_rejected_file(self) -> bool:
-        """Return whether tokens of an earlier version of the file are valid, because the present one is not."""
+        # Tokens of an earlier version are valid then.
         if self._file is not None:
             self._reread()
         return self._is_rejected

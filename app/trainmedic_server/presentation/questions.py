@@ -36,7 +36,7 @@ _WITHOUT_ANSWER = {
 
 
 def without_answer(on_timeout: object) -> str:
-    """Return what happens at the deadline. `on_timeout` is of the API, or of a step's terms."""
+    # `on_timeout` is of the API, or of a step's terms.
     return _WITHOUT_ANSWER.get(str(on_timeout), words(on_timeout))
 
 

@@ -30,12 +30,11 @@ class Row(Struct, frozen=True):
 
     @property
     def times(self) -> str:
-        """Return ``84``, or ``84+`` if there may be more."""
         return f"{self.count}{'+' if self.has_more else ''}"
 
     @property
     def whose_reason(self) -> str:
-        """Describe `item`'s reason among those of the row; "" if they are equal."""
+        # Of `item`; "" if the row has only one.
         reasons = {each.get("message") for each in (self.item, *self.alike)}
         return f"newest of {len(reasons)} reasons" if len(reasons) > 1 else ""
 

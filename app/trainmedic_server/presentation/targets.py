@@ -56,10 +56,7 @@ def words(key: str, index_of: IndexOf = unknown) -> TargetWords:
 
 
 def cap_may_stay(change: Mapping[str, Any], lost: Iterable[Mapping[str, Any]]) -> str:
-    """Return a warning about a cap if its node's agent, which has to end it, is lost; else "".
-
-    `change` and `lost` are of ``GET /now``.
-    """
+    """Return a warning if the agent that has to end a cap is lost, else ""."""
     if change["action"] != "gpu.power_limit":
         return ""
     nodes = {_node(key) for key in change.get("targets") or (change["target"],)}
