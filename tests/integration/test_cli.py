@@ -184,7 +184,7 @@ def test_pause_and_resume_are_shown_in_the_status(command_line: CommandLine) -> 
     paused = command_line.run("status")
     assert paused.code == 0
     assert "mode enforce; PAUSED by ann " in paused.out
-    assert command_line.run("resume", "--breaker").out == "not paused, breaker closed\n"
+    assert command_line.run("resume").out == "not paused, breaker closed\n"
 
 
 def test_the_status_is_there_for_programs_too(command_line: CommandLine) -> None:

@@ -42,7 +42,9 @@ class ApprovalView(View):
     asked: int = Field(description="How often it was asked.")
     until: datetime | None = Field(description="When the question expires; null for never.")
     asked_again_at: datetime | None = Field(description="When an expired question is asked again.")
-    on_timeout: str = Field(description="What happens without an answer: fail, continue, reject, approve, escalate.")
+    on_timeout: str = Field(
+        description="What happens without an answer: fail, continue, reject, approve, escalate, ask_again."
+    )
     escalated: bool = Field(description="Whether it was escalated to the next approvers.")
     steps: list[StepAheadView]
     nodes: list[str]

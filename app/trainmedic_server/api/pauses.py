@@ -15,7 +15,7 @@ from trainmedic_core.fields import Duration
 from trainmedic_server.api.view import ApiModel, View
 from trainmedic_server.auth.auth import Principal
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.domain.pause import OperatorPause, PauseOrder, Scope
+from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder, Scope
 from trainmedic_server.domain.run import Controls
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.errors import NotFound, PayloadError
@@ -113,13 +113,17 @@ class ModeBody(ApiModel):
 
 
 class ResumeBody(_ScopeBody):
-    """Pauses to end: that `id`, or exactly this scope. Without both, every active one."""
+    """Pauses to end: that `id`, or exactly this scope. Without both, every active one, unless `breaker` is set."""
 
     # Earlier servers ignored unknown members, so clients may send some.
     model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [{"breaker": True}]})
 
-    breaker: bool = Field(False, strict=True, description="Also close the breaker, which restarts its count.")
+    breaker: bool = Field(False, strict=True, description="Close the breaker, which restarts its count.")
     id: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,36}$")] | None = Field(None, description="End only this pause.")
+
+    @property
+    def names_pauses(self) -> bool:
+        return self.id is not None or self.scope != EVERYTHING
 
 
 class PauseView(View):
@@ -182,9 +186,10 @@ def router(engine: Engine, catalog: Library, parts: RouteParts) -> ApiRoutes:
 
     @routes.act("/resume", ResumeBody, 404, 409, summary="Resume")
     async def resume(request: Request, actor: Principal = Depends(routes.operator)) -> ControlsView:
-        """End one pause or all and, on request, close the breaker. Alerts blocked in the pause are not replayed."""
+        """End one pause or all, or close the breaker. Alerts blocked in the pause are not replayed."""
         body = await parts.bodies.read_model(request, ResumeBody)
-        controls = await engine.resume(actor.name, body.id, body.scope)
+        if body.names_pauses or not body.breaker:
+            controls = await engine.resume(actor.name, body.id, body.scope)
         if body.breaker:
             controls = await engine.close_breaker(actor.name)
         return ControlsView.of(controls, pauses=pause_views(controls, now()))

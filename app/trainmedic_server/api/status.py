@@ -48,6 +48,8 @@ _SERVICE_OF = (
     "The service of `{}`, asked every 30 s; null if it is not set, or on a standby. `ready` does not depend on it."
 )
 _CHANNELS_ARE_SET = "all channels that playbooks name are configured"
+_TOKENS_ARE_READ = "no changed tokens file was rejected"
+_TOKENS_REJECTED = "the changed tokens file is invalid: the earlier tokens stay valid; the server's log has the reason"
 _FOLLOWED = "the server uses the time of the machine's clock"
 
 
@@ -82,6 +84,13 @@ class Ready(ApiModel):
     notifications: Dependency = Field(
         Dependency(ok=True, detail=_CHANNELS_ARE_SET),
         description="State of the notification channels that playbooks name; `ready` does not depend on it.",
+    )
+    tokens: Dependency = Field(
+        Dependency(ok=True, detail=_TOKENS_ARE_READ),
+        description=(
+            "The tokens file. While it is invalid, its earlier tokens stay valid, removed ones too; `ready` does not "
+            "depend on it."
+        ),
     )
     slurm: Dependency | None = Field(
         None,
@@ -118,6 +127,7 @@ class Readiness(Struct, frozen=True):
     redis_caveat: Callable[[], str]
     channel_warning: Callable[[], str]
     routing_caveat: str
+    tokens_rejected: Callable[[], bool]
     slurm_topology: Callable[[], SlurmTopology] | None  # None without Slurm
     services: Mapping[str, Callable[[], ServiceState]]  # by member of `Ready`
 
@@ -142,6 +152,7 @@ class Readiness(Struct, frozen=True):
             alert_map=_alert_map(self.alert_map) if self.alert_map.is_used else None,
             clock=_clock(self.watch.ahead),
             notifications=self._notifications(),
+            tokens=_tokens(self.tokens_rejected()),
             slurm=_slurm(self.slurm_topology()) if self.slurm_topology is not None else None,
             paused=controls.paused,
             breaker_open=controls.breaker_open,
@@ -203,6 +214,10 @@ def _clock(ahead: float) -> Dependency:  # seconds by which the machine's clock 
         detail=f"the machine's clock was set {change}; the server keeps the earlier time until the clock was steady "
         "for 15 minutes. If the new time is wrong, correct it",
     )
+
+
+def _tokens(is_rejected: bool) -> Dependency:
+    return Dependency(ok=not is_rejected, detail=_TOKENS_REJECTED if is_rejected else _TOKENS_ARE_READ)
 
 
 def _slurm(topology: SlurmTopology) -> Dependency:

@@ -77,6 +77,7 @@ class Authenticator:
         self._file = file
         self._monotonic = monotonic
         self._stamp = _stamp(file)
+        self._is_rejected = False
         self._reread_at = monotonic() + _REREAD_SECONDS
 
     @classmethod
@@ -86,6 +87,12 @@ class Authenticator:
     @property
     def has_tokens(self) -> bool:
         return bool(self._tokens) or self.proxies.are_set
+
+    def has_rejected_file(self) -> bool:
+        # Tokens of an earlier version are valid then.
+        if self._file is not None:
+            self._reread()
+        return self._is_rejected
 
     def require(self, request: HTTPConnection, role: TokenRole, *, acts: bool | None = None) -> Principal:
         """Raise HttpProblem (401 or 403) if the principal may not act as `role`.
@@ -185,8 +192,10 @@ class Authenticator:
         try:
             self._tokens = tokens.read(self._file)
         except ConfigurationError as error:
+            self._is_rejected = True
             log.error("tokens file rejected; the earlier tokens stay valid", error=str(error))
         else:
+            self._is_rejected = False
             log.info("tokens file reloaded", tokens=len(self._tokens))
 
 

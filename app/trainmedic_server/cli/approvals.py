@@ -56,7 +56,7 @@ def _until(item: Mapping[str, Any]) -> str:
         return f"no answer in time; next question {times.stamp(item['asked_again_at'])}"
     if not item.get("until"):
         return f"an answer comes; {asked}{often}"
-    return f"{times.stamp(item['until'])}, then {words.plain(item.get('on_timeout'))}; {asked}{often}"
+    return f"{times.stamp(item['until'])}, then {questions.without_answer(item.get('on_timeout'))}; {asked}{often}"
 
 
 def _by(item: Mapping[str, Any]) -> str:

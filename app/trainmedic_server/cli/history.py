@@ -156,7 +156,7 @@ def run_path(run_id: str) -> str:
 def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | None, each: bool) -> None:
     at = datetime.now(UTC).isoformat()
     if each:
-        shown = rows.folded(listing.items(client, "history", conditions, limit), None, "timestamp")
+        shown = rows.folded(list(listing.items(client, "history", conditions, limit)), None, "timestamp")
     else:
         shown = _folded_rows(client, conditions, limit)
     if not shown:
@@ -182,24 +182,25 @@ def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | Non
     for item in listing.items(client, "history", conditions, most, page_size):
         items.append(item)
         if limit is not None and len(items) % page_size == 0:
-            shown = rows.folded(items, rows.refusal_key, "timestamp")
+            shown = rows.folded(items, rows.refusal_key, "timestamp", is_cut=True)
             if len(shown) > limit:
                 return shown[:limit]
-    return rows.folded(items, rows.refusal_key, "timestamp")
+    return rows.folded(items, rows.refusal_key, "timestamp", is_cut=len(items) == most)
 
 
 def _cells(row: rows.Row, at: str) -> tuple[object, ...]:
     item = row.item
     targets = {each["target"] for each in (item, *row.alike)}
+    whose = f"{item['decision']}, {row.whose_reason}: {item['message']}" if row.whose_reason else ""
     return (
         times.age(item["timestamp"], at),
-        f"×{row.count}" if row.alike else runs.short_id(item["run_id"]),
+        f"×{row.times}" if row.alike else runs.short_id(item["run_id"]),
         item["alert_name"],
         item["playbook"],
-        words.count(len(targets), "target") if len(targets) > 1 else item["target"],
+        f"{len(targets)}{'+' if row.has_more else ''} targets" if len(targets) > 1 else item["target"],
         runs.status_text(item),
         runs.run_length(item) or "-",
-        runs.outcome_text(item),
+        whose or runs.outcome_text(item),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -44,10 +45,11 @@ def lines(standing: Document) -> Iterator[str]:
     at = standing["at"]
     yield _head(standing, at)
     changed = standing.get("changed", ())
+    change_of = functools.partial(_change, standing.get("lost", ()))
     waiting = waiting_for_person(standing)
     parts: tuple[tuple[str, Sequence[Document], Callable[[Document, str], Iterator[str]]], ...] = (
         ("Waits for you", (*waiting.approvals, *waiting.failed), _waiting),
-        ("Active changes", [each for each in changed if each["is_reversible"]], _change),
+        ("Active changes", [each for each in changed if each["is_reversible"]], change_of),
         (_ACTS, [each for each in changed if not each["is_reversible"]], _act),
         ("Running and next", standing.get("running", ()), _running),
         ("Lost within a day", standing.get("lost", ()), _lost),
@@ -112,20 +114,22 @@ def _approval(approval: Document, at: str) -> Iterator[str]:
         yield f"      {'would' if number == 1 else '':<6}{number}. {words.plain(step)}"
 
 
-def _change(change: Document, at: str) -> Iterator[str]:
+def _change(lost: Sequence[Document], change: Document, at: str) -> Iterator[str]:
     difference = f"{words.plain(change['before'])} → {words.plain(change['after'])}" if change["after"] else ""
     made = difference if change["is_certain"] else "perhaps: unknown whether it was applied"
     made = made or words.data(change["params"])
     ends = [change["given_back"]]
     if change["lease_seconds"] and not change.get("lost_because"):
-        ends.append(f"or {times.span(change['lease_seconds'])} after the last renewal")
+        ends[0] += f", or {times.span(change['lease_seconds'])} after the last renewal"
     if change["latest"]:
         ends.append(f"the run waits until {times.near(change['latest'], at)}")
+    if warning := targets.cap_may_stay(change, lost):
+        ends.append(words.plain(warning))
     if change["undo_error"]:
         ends.append(f"LAST UNDO FAILED: {words.plain(change['undo_error'])}")
-    lost = f"; ENDED EARLY: {words.plain(change['lost_because'])}" if change.get("lost_because") else ""
+    early = f"; ENDED EARLY: {words.plain(change['lost_because'])}" if change.get("lost_because") else ""
     made = f"{change['action']} {made}".rstrip()
-    yield f"  {_name(change)}  {made}  made {times.ago(change['since'], at)}{lost}; back {', '.join(ends)}"
+    yield f"  {_name(change)}  {made}  made {times.ago(change['since'], at)}{early}; back {'; '.join(ends)}"
 
 
 def _act(change: Document, at: str) -> Iterator[str]:

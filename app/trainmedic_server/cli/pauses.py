@@ -80,12 +80,12 @@ def _list(items: Sequence[Mapping[str, Any]]) -> Sequence[str]:
 @click.option("--node", metavar="NAME")
 @click.option("--job", metavar="NAME")
 @labels_option()
-@click.option("--breaker", is_flag=True, help="Also close the breaker, and restart its count.")
+@click.option("--breaker", is_flag=True, help="Close the breaker, and restart its count.")
 @server_options
 def resume(client: Client, pause_id: str | None, breaker: bool, **scope: Any) -> None:
     """Allow new repairs again. Alerts in the pause are not made up for.
 
-    Without ID or scope, every active pause ends; future windows stay.
+    Without ID, scope or --breaker, every active pause ends; future windows stay.
     """
     given = {name: value for name, value in scope.items() if value}
     if pause_id:

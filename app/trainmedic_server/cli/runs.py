@@ -44,7 +44,9 @@ def _operator_command(kind: str, summary: str, needs_note: bool = False) -> clic
         is_ending = kind in ("cancel", "undo") and run.get("status") in OPEN
         later = ", and ends after its present step ('trainmedic now' shows when)" if is_ending else ""
         what = f"{words.plain(run.get('playbook'))} {words.plain(run.get('target'))}"
-        click.echo(f"{what}: {story.status(run)}{owed}{later}")
+        # An approved run may not act: the breaker opened, or its alert resolved.
+        why = run.get("message") if kind == "approve" and run.get("status") not in OPEN else None
+        click.echo(f"{what}: {story.status(run)}{owed}{later}{f': {words.plain(why)}' if why else ''}")
 
     if ends_run:
         click.option("--undo", is_flag=True, help="Also revert all its changes now, as 'runs undo' does.")(order)

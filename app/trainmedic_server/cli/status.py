@@ -91,8 +91,9 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         if state := ready.get(part):
             name, result = part.replace("_", " "), "ok" if state.get("ok") else "NOT OK"
             yield f"  {name:<13}{result}: {words.plain(state.get('detail'))}"
-    if not ready.get("clock", {}).get("ok", True):
-        yield f"  {'clock':<13}NOT OK: {words.plain(ready['clock'].get('detail'))}"
+    for part in ("clock", "tokens"):
+        if not ready.get(part, {}).get("ok", True):
+            yield f"  {part:<13}NOT OK: {words.plain(ready[part].get('detail'))}"
     if not ready.get("notifications", {}).get("ok", True):
         yield f"  {'messages':<13}NOT SENT: {words.plain(ready['notifications'].get('detail'))}"
     elif not isinstance(now, str) and now.get("notifications"):

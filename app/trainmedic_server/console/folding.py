@@ -28,7 +28,7 @@ async def read_rows(
         listed = await page_of({"limit": str(limit), **({"cursor": cursor} if cursor else {})})
         items += listed["items"]
         cursor, limit = listed["next"] or "", _MORE
-        rows = folded(items, key_of, at)
+        rows = folded(items, key_of, at, is_cut=bool(cursor))
         if not cursor or len(rows) >= _FEW_ROWS or len(items) >= _MOST_READ:
             return rows, cursor
 

@@ -18,6 +18,7 @@ from trainmedic_server.errors import Saturated, StoreUnavailable, TrainmedicErro
 from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.live.event_feed import EventFeed
 
+STILL_HERE = b"event: here\ndata: {}\n\n"  # unlike a comment, scripts see it, and notice its absence
 Render = Callable[[str, Collection[str], int], Awaitable[Mapping[str, str]]]
 """Arguments: topic, IDs of runs with events, newest event. Returns fragments by element ID."""
 MOST_TOPICS = 8  # of one page
@@ -93,7 +94,7 @@ class LiveBoard:
         is_unknown = after == 0 and self._feed.is_down  # the page was made while the store did not answer
         while is_unknown and self._feed.is_down and not self._feed.closed:
             await asyncio.sleep(_RETRY_SECONDS)
-            yield b": still here\n\n"
+            yield STILL_HERE
         complete_after = max(self._since.get(topic, self._taken) for topic in topics)
         while not self._feed.closed:
             published = self._published
@@ -114,7 +115,7 @@ class LiveBoard:
                 async with asyncio.timeout(wait):
                     await published.wait()
             except TimeoutError:
-                yield b": still here\n\n"
+                yield STILL_HERE
                 sent_at = clock()
 
     def _forget_viewer(self, topics: Collection[str]) -> None:

@@ -92,6 +92,7 @@ class Renderer:
             ),
             steps_said=lambda listed, key, labels: list(steps.sentences(listed or (), key, _either(index_of, labels))),
             run_words=runs,
+            cap_may_stay=targets.cap_may_stay,
             waiting_for_person=waiting.waiting_for_person,
             count=words.count,
             spark=pictures.spark,

@@ -25,10 +25,10 @@ class StandingView(Struct, frozen=True):
     ready: bool
 
     @property
-    def changed_runs(self) -> int:
-        """Number of runs with changes that can be reverted."""
-        changes = self.document["changed"] if self.document else ()
-        return len({change["run_id"] for change in changes if change["is_reversible"]})
+    def changes(self) -> int:
+        """Number of active changes, as listed on the page Now."""
+        listed = self.document["changed"] if self.document else ()
+        return sum(change["is_reversible"] for change in listed)
 
     @property
     def approvals(self) -> int:

@@ -31,7 +31,7 @@ class Terms(Struct, frozen=True):
     by: tuple[str, ...] = ()
     """Allowed approvers: ``user:NAME``, ``group:NAME``, or a name of either kind. Empty allows any operator."""
     count: int = 1  # people who must approve
-    on_timeout: str = "fail"
+    on_timeout: str = "fail"  # `ApproveStep.without_answer`
     asked: int = 1  # how often it was asked
     escalated: bool = False
     lapsed: bool = False  # True if it timed out and will be asked again. It can still be answered.

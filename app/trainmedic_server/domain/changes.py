@@ -194,7 +194,7 @@ def _when_reverted(undo: Undo | None, firing: Sequence[str]) -> str:
     if undo.status is UndoStatus.AVAILABLE:
         return "never automatically, only by an undo order"
     if undo.status is UndoStatus.RUNNING:
-        return "another attempt is made" if undo.retry_at else "now"
+        return "when the next attempt to undo it succeeds" if undo.retry_at else "as soon as its undo is confirmed"
     if undo.trigger is UndoTrigger.ON_FAILURE:
         return "if the run ends without success"
     return f"when {_resolution(firing)}"

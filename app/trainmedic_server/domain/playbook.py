@@ -260,6 +260,11 @@ class ApproveStep(_Step):
     def question(self) -> Question:
         return Question(message=self.approve) if isinstance(self.approve, str) else self.approve
 
+    def without_answer(self, on_timeout: str) -> str:  # what follows, as stated to people
+        if on_timeout in ("fail", "reject") and self.question.ask_again is not None:
+            return "ask_again"
+        return "continue" if on_timeout == "fail" and self.on_error == "continue" else on_timeout
+
     @property
     def last_resort(self) -> LastResort:
         """Outcome if no approvers are left to ask."""

@@ -80,7 +80,8 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
     asked = Terms.of(state).asked + 1 if state.params else 1  # has parameters if it was asked before
     # Answers without the number of their question, as earlier releases stored them, belong to an earlier question.
     void = tuple(order.id for order in draft.outside.orders if order.step == state.id and order.asked is None)
-    terms = Terms(steps, question.by, question.count, definition.on_timeout, asked, to=question.to, void=void)
+    otherwise = definition.without_answer(definition.on_timeout)
+    terms = Terms(steps, question.by, question.count, otherwise, asked, to=question.to, void=void)
     message = message or _default_question(draft, state)
     deadline = draft.now + definition.timeout if definition.timeout else None
     draft.run = replace(draft.run, message=message)
@@ -159,7 +160,7 @@ def _time_out(draft: RunDraft, state: StepState, definition: ApproveStep) -> Ste
             escalated=True,
             by=(*terms.by, *second.by) if terms.by else (),
             to=second.to,
-            on_timeout=second.on_timeout,
+            on_timeout=definition.without_answer(second.on_timeout),
         )
         deadline = draft.now + (second.timeout or definition.timeout or timedelta(0))
         draft.add_event(_question_event(kinds.ApprovalEscalated, state.id, state.message, deadline, terms))

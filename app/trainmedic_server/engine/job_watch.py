@@ -14,6 +14,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from trainmedic.wire.notice import NAME
+from trainmedic_core import duration
 from trainmedic_core.gpu_names import is_of_one_node
 from trainmedic_server import telemetry
 from trainmedic_server.domain import job_life
@@ -97,7 +98,9 @@ class JobWatch:
                 raise NotFound("No job of that name is known.")
             change = job_life.ended_on_purpose(life, note, self._clock.now())
             if change is None:
-                raise Conflict(f"The job is not gone: it is {life.state}.")
+                silence = f"it counts as gone after {duration.write(job_life.GONE_AFTER)} of silence; try again then"
+                why = silence if life.state is LifeState.PRESENT else f"it is {life.state}"
+                raise Conflict(f"The job is not gone: {why}.")
             lives[job] = change.life
             await self._keep(lives, [change], [], actor)
             self._lives = lives

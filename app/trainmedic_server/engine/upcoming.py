@@ -140,8 +140,7 @@ def _unanswered(definition: ApproveStep, terms: Terms) -> str:
         return "it is escalated"
     if definition.question.ask_again is not None:
         return f"it is asked again {duration.write(definition.question.ask_again)} later"
-    is_tolerated = terms.on_timeout == "fail" and definition.on_error == "continue"
-    return _ends_with("continue" if is_tolerated else terms.on_timeout)
+    return _ends_with(definition.without_answer(terms.on_timeout))
 
 
 def _ends_with(on_timeout: str) -> str:

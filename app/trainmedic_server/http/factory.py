@@ -127,6 +127,7 @@ def create_app(
         redis_caveat,
         lambda: unset_channels((each.definition for each in catalog.all()), messaging.services),
         messaging.routes.caveat,
+        auth.has_rejected_file,
         slurm_topology,
         services,
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from trainmedic_core.words import count, how_often
+from trainmedic_core.words import count, how_often, words
 from trainmedic_server.domain.approval import Terms, Unanswered
 from trainmedic_server.domain.event_kinds import ApprovalEscalated, ApprovalReminded, QuestionEvent
 from trainmedic_server.domain.run import Run, StepState
@@ -23,6 +23,21 @@ UNANSWERED: Mapping[Unanswered, str] = {
     Unanswered.RESOLVED: "no answer is needed any more: the alert has resolved",
 }
 """By the outcome in ``approval_ended``."""
+
+
+_WITHOUT_ANSWER = {
+    "fail": "the run fails",
+    "reject": "the run is rejected",
+    "approve": "it counts as approved",
+    "escalate": "it is escalated",
+    "continue": "the run continues",
+    "ask_again": "it is asked again later, while the alert fires",
+}
+
+
+def without_answer(on_timeout: object) -> str:
+    # `on_timeout` is of the API, or of a step's terms.
+    return _WITHOUT_ANSWER.get(str(on_timeout), words(on_timeout))
 
 
 def opening(run: Run) -> str:

@@ -122,7 +122,8 @@ def _now(document: Document) -> Iterator[Sentence]:
         yield _with_run(waiting(awaited), document.get("holder"))
         held = document.get("held_by")
         while held:  # each of these runs waits for the next
-            until: Sentence = (", until ", At(held["until"]), " at the latest") if held.get("until") else ()
+            otherwise = f": {held['at_deadline']}" if held.get("at_deadline") else ""
+            until: Sentence = (", at the latest ", At(held["until"]), otherwise) if held.get("until") else ()
             behind = held.get("held_by")
             doing = _with_run(held["doing"], behind["run_id"] if behind else None)
             yield "that run of ", held["playbook"], " ", *doing, *until
@@ -147,7 +148,8 @@ def _until(document: Document) -> Iterator[Sentence]:
 def _then(document: Document) -> Sentence:
     note = f" ({document['note']})" if document.get("note") else ""
     if not document.get("step"):
-        return f"then {document.get('outcome') or 'unknown'}", note
+        ends = str(document.get("at_deadline")).startswith(("the run fails", "the run is rejected"))
+        return f"{'otherwise' if ends else 'then'} {document.get('outcome') or 'unknown'}", note
     if document.get("question"):
         return f"next {document['step']}: ", document["question"], note
     params = document.get("params") or {}

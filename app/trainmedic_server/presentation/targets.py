@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -52,6 +53,22 @@ def words(key: str, index_of: IndexOf = unknown) -> TargetWords:
         name = gpu(target.gpu or "", index_of)
         return TargetWords("gpu", f"{target.node} · {name}", "" if name == f"GPU {target.gpu}" else str(target.gpu))
     return TargetWords(str(target.kind), key.partition(":")[2] if target.kind in _WITH_NOUN else key, "")
+
+
+def cap_may_stay(change: Mapping[str, Any], lost: Iterable[Mapping[str, Any]]) -> str:
+    """Return a warning if the agent that has to end a cap is lost, else ""."""
+    if change["action"] != "gpu.power_limit":
+        return ""
+    nodes = {_node(key) for key in change.get("targets") or (change["target"],)}
+    gone = sorted(each["name"] for each in lost if each["kind"] == "agent" and each["name"] in nodes)
+    return f"agent {', '.join(gone)} is LOST: if it is dead, the cap stays until it restarts" if gone else ""
+
+
+def _node(key: str) -> str | None:
+    try:
+        return Target.of_key(key).node
+    except ValueError:
+        return None
 
 
 def gpu(name: str, index_of: IndexOf = unknown) -> str:

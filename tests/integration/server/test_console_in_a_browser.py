@@ -262,11 +262,23 @@ def test_a_page_goes_on_after_an_answer_that_ends_a_stream(browser: Browser, lab
         # The page before may still be given its stream meanwhile.
         with watched.page.expect_response(lambda answer: "/console/live" in answer.url and answer.status == 502):
             watched.page.goto(f"{lab.url}/runs")
-        expect(watched.page.locator(".live-word")).to_have_text("not live")
+        lost = watched.page.locator(".is-lost .live-word")
+        expect(lost).to_have_text(re.compile(r"^not live since \d\d:\d\d:\d\d$"))
+        assert lost.evaluate("each => getComputedStyle(each).clipPath") == "none"  # shown on a desk, too
         watched.page.unroute("**/console/live*")
         expect(watched.page.locator(".live-word")).to_have_text("live", timeout=15_000)
     finally:
         watched.context.close()
+
+
+def test_a_page_that_hears_nothing_is_not_live(seen: Watched, lab: Lab) -> None:
+    """A hung server closes no connection. The page would show an old state as the present one."""
+    seen.page.clock.install()
+    seen.page.goto(lab.url)
+    expect(seen.page.locator(".live-word")).to_have_text("live")
+    seen.page.clock.fast_forward(60_000)
+    expect(seen.page.locator(".live-word")).to_have_text(re.compile("^not live since"))
+    expect(seen.page.locator(".live-word")).to_have_text("live", timeout=15_000)
 
 
 def test_a_page_made_in_an_outage_is_loaded_again_once_that_is_over(browser: Browser, lab: Lab) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
 from trainmedic_core.cli import exits
+from trainmedic_server.cli import runs
 from trainmedic_server.cli.client import Client
 
 
@@ -73,3 +75,12 @@ def test_an_answer_of_another_server_is_named_with_its_place(
     with pytest.raises(exits.Unreachable, match=f"^http://127.0.0.1:1/approvals {said}"):
         client.get("approvals")["items"]
     client.close()
+
+
+@pytest.mark.parametrize(("status", "why"), [("not_started", ": the breaker opened\n"), ("running", "\n")])
+def test_an_approval_that_starts_nothing_says_why(monkeypatch: pytest.MonkeyPatch, status: str, why: str) -> None:
+    """The operator who approved would take the run for started."""
+    run = {"run_id": "1", "playbook": "cap", "target": "node:n1", "status": status, "message": "the breaker opened"}
+    monkeypatch.setattr(Client, "post", lambda *_: run)
+    printed = CliRunner().invoke(runs.runs, ["approve", "019c1415"]).output
+    assert printed == f"cap node:n1: {status}{why}"

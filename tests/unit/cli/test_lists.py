@@ -10,7 +10,7 @@ import pytest
 
 from trainmedic_core.cli import table
 from trainmedic_core.cli.exits import Unreachable
-from trainmedic_server.cli import history
+from trainmedic_server.cli import history, listing
 from trainmedic_server.cli.client import Client, ServerSentEvent, _parse
 from trainmedic_server.presentation import rows as table_rows
 from trainmedic_server.presentation import runs, times
@@ -68,8 +68,19 @@ def test_decisions_that_say_the_same_are_one_row() -> None:
     assert [row.count for row in rows] == [48, 1, 1, 1]
     cells = [history._cells(row, AT) for row in rows]
     assert cells[0][1:7] == ("×48", "GPUTemperatureHigh", "gpu-temperature-high", "48 targets", "held back", "-")
+    assert cells[0][7] == "concurrency_limited, newest of 48 reasons: 16 runs are open, at most 16; 0"
+    assert [row.whose_reason for row in folded([held_back(1), held_back(1)])] == [""]
     assert cells[1][5] == "waits: alert"
     assert cells[2][4] == other["target"]
+
+
+def test_a_count_that_was_not_read_to_its_end_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short list reads one page of a storm: its 99 are not all."""
+    storm = [held_back(number) for number in range(300)]
+    monkeypatch.setattr(listing, "items", lambda *_: iter([*storm[:99], item(999), *storm[99:]]))
+    cut, whole = (history._folded_rows(Client("http://127.0.0.1:1", None), {}, limit)[0] for limit in (1, 50))
+    assert history._cells(cut, AT)[1:5:3] == ("×99+", "99+ targets")
+    assert history._cells(whole, AT)[1:5:3] == ("×300", "300 targets")
 
 
 @pytest.mark.parametrize(

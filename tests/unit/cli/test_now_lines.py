@@ -72,6 +72,28 @@ def test_acts_without_an_undo_are_listed_apart() -> None:
     assert "back" not in acts.split("\n")[1].replace("rollback", "")
 
 
+def test_a_cap_of_a_lost_agent_is_said_to_stay_perhaps() -> None:
+    """Nobody ends it while the agent is dead; other changes on the node do not depend on the agent."""
+    node = {"target": "gpu:node-7/3", "lease_seconds": 300.0}
+    standing: dict[str, Any] = {
+        **STANDING,
+        "changed": [
+            {**change("gpu.power_limit", is_reversible=True), **node},
+            {**change("gpu.power_limit", is_reversible=True), **node, "target": "gpu:node-8/3"},
+            {**change("k8s.cordon", is_reversible=True), "target": "node:node-7"},
+        ],
+        "lost": [{"kind": "agent", "name": "node-7", "since": AT, "reason": "it is silent"}],
+    }
+    warned = [line for line in now.lines(standing) if "LOST" in line]
+    assert [line.partition("; back ")[2] for line in warned] == [
+        "when A resolves, or 5 min after the last renewal; "
+        "agent node-7 is LOST: if it is dead, the cap stays until it restarts"
+    ]
+    standing["last_hour"] = {"decisions": {}, "statuses": {}}
+    page = Renderer(SystemClock(), Assets()).text("now_parts.html", standing=StandingView(1, standing, ready=True))
+    assert page.count("agent node-7 is LOST") == 1
+
+
 FAILED = {**RUN, "alert_name": "TrainingLossSpike", "ended_at": AT, "message": "no checkpoint"}
 
 

@@ -16,9 +16,9 @@ OK = {"ok": True, "detail": "answers"}
 AWAY = {"ok": False, "detail": "does not answer since 2026-01-31T12:00:00Z; the server's log has the reason"}
 
 
-def lines_with(slurm: dict[str, Any] | None) -> list[str]:
+def lines_with(slurm: dict[str, Any] | None, **others: dict[str, Any]) -> list[str]:
     unknown = "the server does not answer"
-    ready = {"ready": True, "store": OK, "redis": OK, "playbooks": OK, "slurm": slurm}
+    ready = {"ready": True, "store": OK, "redis": OK, "playbooks": OK, "slurm": slurm, **others}
     report = dict.fromkeys(("now", "open_runs", "undos", "playbooks", "agents", "jobs", "unproven"), unknown)
     return list(status._lines({**report, "server": "http://trainmedic", "version": "1", "ready": ready}))
 
@@ -63,3 +63,8 @@ def test_all_connected_agents_and_jobs_are_counted() -> None:
     lines = CliRunner().invoke(show).output.splitlines()
     assert "agents     1001 connected: 'trainmedic agents'" in lines
     assert "jobs       1001 connected: 'trainmedic jobs'" in lines
+
+
+def test_a_rejected_tokens_file_has_a_line() -> None:
+    """Removed tokens stay valid then."""
+    assert "  tokens       NOT OK: is invalid" in lines_with(None, tokens={"ok": False, "detail": "is invalid"})

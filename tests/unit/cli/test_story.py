@@ -59,18 +59,19 @@ def test_the_run_that_is_waited_for_is_named_as_in_the_table() -> None:
 
 
 def test_a_run_that_waits_says_what_it_waits_for_how_long_and_since_when() -> None:
-    """Which playbook has the target, what that does, and until when at the latest."""
+    """Which playbook has the target, what that does, and what happens at its deadline."""
     run = "01a2067f-0e28-7007-b926-e046f06b8a6f"
     upcoming = dict.fromkeys(
         ("now", "not_before", "deadline", "step", "outcome", "params", "action", "question", "note")
     )
     held_by = {"run_id": run, "playbook": "cap", "doing": "waits for Hot to resolve", "until": "2026-01-31T03:12:00Z"}
+    held_by["at_deadline"] = "the run continues"
     upcoming |= {"waits_for": f"node:n1, held by run {run}", "holder": run, "held_by": held_by}
     upcoming["waiting_since"] = "2026-01-31T02:57:00Z"
     line = story.next_line(upcoming, "2026-01-31T03:00:00Z")
     assert line.startswith(
         "waits for node:n1, held by run f06b8a6f; that run of cap waits for Hot to resolve, "
-        "until 03:12Z (in 12 min) at the latest; waiting since 02:57Z (3 min ago)"
+        "at the latest 03:12Z (in 12 min): the run continues; waiting since 02:57Z (3 min ago)"
     )
 
 

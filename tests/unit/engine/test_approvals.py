@@ -168,6 +168,23 @@ async def test_who_approved_an_earlier_round_has_not_approved_what_is_asked_agai
     assert (run.status, approval.approved_by(run)) == (Status.SUCCEEDED, ("bob", "ann"))
 
 
+@pytest.mark.parametrize(
+    ("question", "on_timeout", "told"),
+    [
+        ("count: 1, ask_again: 10m", "reject", "ask_again"),
+        ("count: 1", "reject", "reject"),
+        ("count: 1", "fail\n    on_error: continue", "continue"),
+        ("by: [ann], escalate: {by: [lead], timeout: 20m, on_timeout: reject}", "escalate", "escalate"),
+    ],
+)
+async def test_a_question_records_what_follows_its_deadline(
+    world: MakeWorld, question: str, on_timeout: str, told: str
+) -> None:
+    """`ask_again` and `on_error: continue` replace the playbook's `on_timeout`."""
+    w = world(asking(question, on_timeout))
+    assert Terms.of((await asked(w)).steps[0]).on_timeout == told
+
+
 async def test_an_approval_that_comes_while_it_is_asked_again_is_of_the_round_before(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -369,7 +369,7 @@ async def test_a_job_that_a_person_took_for_ended_can_come_back_and_die(watching
     await watching.watch.end("llm-1", "ann", "ended by scancel")
     watching.redis.living["llm-1"] = INSTANCE
     await watching.pass_by(LOOK_EVERY)
-    with pytest.raises(Conflict, match="it is present"):
+    with pytest.raises(Conflict, match="1m of silence; try again"):
         await watching.watch.end("llm-1", "ann", "too early")
     del watching.redis.living["llm-1"]
     await watching.pass_by(PATIENCE)

@@ -7,12 +7,13 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import Scripted, World
 from trainmedic_server.api.views import HeldByView
 from trainmedic_server.domain import changes
-from trainmedic_server.domain.run import OrderKind, Run
+from trainmedic_server.domain.run import OrderKind, Run, UndoStatus
 from trainmedic_server.domain.topology import AgentTopology
 from trainmedic_server.domain.upcoming import Upcoming
 
@@ -362,6 +363,13 @@ async def test_a_closed_run_says_what_it_still_gives_back() -> None:
     assert (change.target, change.action) == ("gpu:node-1/0", "test.cap")
     assert (change.before, change.after, change.is_certain) == ("700 W", "560 W", True)
     assert (change.given_back, change.lease) == ("when Hot resolves", timedelta(minutes=5))
+    (step, *others), texts = run.steps, []
+    assert step.undo is not None
+    for retry_at in (None, world.clock.now()):  # not reverted before the undo is confirmed
+        undo = replace(step.undo, status=UndoStatus.RUNNING, retry_at=retry_at)
+        [change] = changes.of_run(replace(run, steps=(replace(step, undo=undo), *others)))
+        texts.append(change.given_back)
+    assert texts == ["as soon as its undo is confirmed", "when the next attempt to undo it succeeds"]
     await world.resolve(alert)
     over = await world.run()
     assert await _next(world, over) is None

@@ -90,6 +90,19 @@ def test_what_comes_next_is_one_sentence_on_each_surface() -> None:
 
 
 @pytest.mark.parametrize(
+    ("at_deadline", "text"),
+    [
+        ("the run fails", "the run fails; otherwise succeeded"),
+        ("the run continues", "the run continues; then succeeded"),
+    ],
+)
+def test_the_end_of_a_run_does_not_follow_its_failure(at_deadline: str, text: str) -> None:
+    """It is what happens if the deadline is met."""
+    upcoming = {"deadline": "2026-01-31T12:30:00Z", "at_deadline": at_deadline, "outcome": "succeeded"}
+    assert story.next_line(upcoming, AT.isoformat()).endswith(text)
+
+
+@pytest.mark.parametrize(
     ("by", "number", "who"),
     [
         ((), 1, "any operator"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -25,7 +26,8 @@ async def waiting(world: World, terms: Terms, **changes: object) -> None:
     step = StepState(
         "steps", 0, "sure", "approve", status=StepStatus.WAITING, params=terms.as_data(), message="Cap it?"
     )
-    step = replace(step, started_at=START, deadline=START + timedelta(minutes=30), **changes)  # type: ignore[arg-type]
+    members: dict[str, Any] = {"started_at": START, "deadline": START + timedelta(minutes=30), **changes}
+    step = replace(step, **members)
     run = replace(record.run, status=Status.AWAITING_APPROVAL, waiting_on="approval", steps=(step,))
     world.history.records[run_id] = replace(record, run=run)
 
@@ -74,3 +76,36 @@ async def test_a_question_of_an_earlier_release_is_shown_with_what_is_known(term
         (item,) = (await client.get("/approvals")).json()["items"]
     assert (item["steps"], item["gpus"], item["count"], item["link"]) == ([], None, 1, None)
     assert "no node that is known" in "\n".join(approvals._lines(item))
+
+
+@pytest.mark.parametrize(
+    ("on_timeout", "text"),
+    [
+        ("ask_again", "it is asked again later, while the alert fires"),
+        ("reject", "the run is rejected"),
+        ("continue", "the run continues"),
+        ("escalate", "it is escalated"),
+    ],
+)
+async def test_a_question_states_what_follows_its_deadline(on_timeout: str, text: str) -> None:
+    """In the command and in the console."""
+    world = World()
+    await waiting(world, Terms((AHEAD,), on_timeout=on_timeout))
+    async with world.client() as client:
+        (item,) = (await client.get("/approvals")).json()["items"]
+        page = (await client.get("/approvals", headers={"Accept": "text/html"})).text
+    assert f", then {text}; asked" in "\n".join(approvals._lines(item))
+    assert f"), {text}." in page
+
+
+async def test_a_lapsed_question_states_when_it_is_asked_again() -> None:
+    """It can still be answered."""
+    world = World()
+    again = START + timedelta(minutes=30)
+    await waiting(world, Terms((AHEAD,), lapsed=True), deadline=None, retry_at=again)
+    async with world.client() as client:
+        (item,) = (await client.get("/approvals")).json()["items"]
+        page = (await client.get("/approvals", headers={"Accept": "text/html"})).text
+    assert "no answer in time; next question" in "\n".join(approvals._lines(item))
+    assert "It is asked again at " in page
+    assert "It waits until it is answered" not in page

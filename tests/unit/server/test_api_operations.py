@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from tests.contract.run_store_values import closed
 from tests.support.api_world import World, payload
@@ -103,7 +104,7 @@ async def test_the_body_of_an_order_is_optional_and_checked(content: bytes, stat
 
 
 async def test_pause_and_resume_turn_the_switch() -> None:
-    """Resume closes the breaker only where that is asked."""
+    """Resume closes the breaker only where that is asked; a colleague's maintenance pause outlasts the closing."""
     world = world_with_tokens()
     world.engine.controls = Controls(breaker_open=True)
     async with world.client() as client:
@@ -112,9 +113,14 @@ async def test_pause_and_resume_turn_the_switch() -> None:
         assert (paused["paused"], paused["paused_by"], paused["breaker_open"]) == (True, "operator", True)
         ready = (await client.get("/ready")).json()
         assert (ready["paused"], ready["breaker_open"]) == (True, True)
-        assert (await client.post("/resume")).json()["breaker_open"] is True
-        resumed = (await client.post("/resume", json={"breaker": True})).json()
-        assert (resumed["paused"], resumed["breaker_open"]) == (False, False)
+        closed = (await client.post("/resume", json={"breaker": True})).json()
+        assert (closed["paused"], closed["breaker_open"]) == (True, False)
+        world.engine.controls = replace(world.engine.controls, breaker_open=True)
+        resumed = (await client.post("/resume")).json()
+        assert (resumed["paused"], resumed["breaker_open"]) == (False, True)
+        await client.post("/pause", json={"node": "node-7"})
+        both = (await client.post("/resume", json={"breaker": True, "node": "node-7"})).json()
+        assert (both["pauses"], both["breaker_open"]) == ([], False)
         assert (await client.post("/resume", json={"breaker": "yes"})).json()["field"] == "breaker"
 
 

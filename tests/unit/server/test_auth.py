@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 
+from tests.support.api_world import World
 from trainmedic_server.auth import auth as authentication
 from trainmedic_server.auth.auth import Authenticator, check_exposure
 from trainmedic_server.auth.tokens import Token, TokenRole
@@ -150,8 +151,32 @@ def test_a_changed_tokens_file_is_read_again(tmp_path: Path) -> None:
     with pytest.raises(HttpProblem):
         authenticator.require(request("Bearer old"), TokenRole.VIEWER)
     swap(write("broken", "- nonsense"))
+    assert not authenticator.has_rejected_file()
     now = 12.0
+    assert authenticator.has_rejected_file()
     authenticator.require(request("Bearer new"), TokenRole.VIEWER)
+    swap(write("fixed", entry("fixed")))
+    now = 18.0
+    assert not authenticator.has_rejected_file()
+
+
+async def test_a_rejected_file_is_shown_because_removed_tokens_stay_valid(tmp_path: Path) -> None:
+    """In `/ready` and on the console's page of settings, so that nobody takes a leaked token for revoked."""
+    path = tmp_path / "tokens.yaml"
+    digest = hashlib.sha256(b"leaked").hexdigest()
+    path.write_text(f"- {{name: ann, sha256: '{digest}', roles: [operator]}}\n")
+    now = 0.0
+    world = World(auth=Authenticator(authentication.tokens.read(path), path, monotonic=lambda: now))
+    async with world.client() as client:
+        assert (await client.get("/ready")).json()["tokens"]["ok"]
+        path.write_text("- {name: ann, sha256: new, roles: [operator]}\n")
+        now = 6.0
+        tokens = (await client.get("/ready")).json()["tokens"]
+        headers = {"Authorization": "Bearer leaked", "Accept": "text/html"}
+        page = (await client.get("/settings", headers=headers)).text
+    assert tokens == {"ok": False, "detail": tokens["detail"], "caution": False}
+    assert "the earlier tokens stay valid" in tokens["detail"]
+    assert tokens["detail"].split("; ")[0] in page
 
 
 def asking(job: str | None) -> Request:

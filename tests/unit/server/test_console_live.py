@@ -190,7 +190,7 @@ async def test_a_page_that_joined_while_the_store_failed_looks_again(monkeypatch
     history.last_seq = last_seq  # type: ignore[method-assign]
     line = await waiting
     async with asyncio.timeout(60):
-        while line == b": still here\n\n":
+        while line == console_live.STILL_HERE:
             line = await told(viewer)
     assert line == b"id: 1\nevent: reload\ndata: {}\n\n"
     await viewer.aclose()
@@ -217,10 +217,10 @@ async def test_a_page_made_in_an_outage_looks_again_once_that_is_over(monkeypatc
     viewer = pages.lines(0, topics)
     await told(viewer)
     for _ in range(3):
-        assert await told(viewer) == b": still here\n\n"
+        assert await told(viewer) == console_live.STILL_HERE
     history.events_after = events_after  # type: ignore[method-assign]
     async with asyncio.timeout(60):
-        while (line := await told(viewer)) == b": still here\n\n":
+        while (line := await told(viewer)) == console_live.STILL_HERE:
             pass
     assert line == b"id: 1\nevent: reload\ndata: {}\n\n"
     await viewer.aclose()

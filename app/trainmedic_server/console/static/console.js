@@ -88,11 +88,19 @@ if ($("[data-again]")) later(recover);
 /** @type {Map<string, string>} */
 const waiting = new Map();
 let isLive = false;
+/** When the server was last heard, in milliseconds, and the time of day since which it is not; "" if it is. */
+let heardAt = 0, lostSince = "";
 function showLive() {
   const dot = $("[data-live-dot]");
   if (!dot) return;
   dot.classList.toggle("is-live", isLive);
-  $(".live-word", dot).textContent = isLive ? "live" : "not live";
+  dot.classList.toggle("is-lost", !isLive && !!lostSince);
+  $(".live-word", dot).textContent = isLive ? "live" : lostSince ? `not live since ${lostSince}` : "not live";
+}
+function heard() { heardAt = Date.now(); lostSince = ""; isLive = true; showLive(); }
+function lost() {
+  lostSince = lostSince || new Date(heardAt || Date.now()).toISOString().slice(11, 19);
+  isLive = false; showLive();
 }
 /** Return whether a row matches the list's filters, as far as known here. */
 function belongs(/** @type {any} */ row) {
@@ -142,11 +150,12 @@ function listen() {
   const on = (/** @type {string} */ kind, /** @type {(data: any) => void} */ act) => opened.addEventListener(kind, (event) => {
     const told = /** @type {MessageEvent} */ (event);
     newest = told.lastEventId || newest;
+    heard();
     act(JSON.parse(told.data));
   });
-  opened.onopen = () => { isLive = true; showLive(); };
+  opened.onopen = heard;
   opened.onerror = () => {
-    isLive = false; showLive();
+    lost();
     // Browsers reconnect after a cut connection, but not after an answer such as a proxy's 502.
     if (opened.readyState === EventSource.CLOSED && source === opened) { mute(); later(again); }
   };
@@ -155,7 +164,12 @@ function listen() {
   on("now", (pieces) => { if ($("#now")) put("now", pieces.now); else look(); });
   on("run", (pieces) => put("story", pieces.story));
   on("reload", () => look());
+  on("here", () => {});
 }
+/** The server speaks every 15 s; a hung one, or a network that drops packets, closes no connection. */
+setInterval(() => {
+  if (source && isLive && Date.now() - heardAt > 45000) { lost(); mute(); later(again); }
+}, 5000);
 /** Check that the page may still be seen, and listen again after the last received event. */
 async function again() {
   if (document.hidden) return;
