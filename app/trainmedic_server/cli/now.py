@@ -124,6 +124,9 @@ def _change(change: Document, at: str) -> Iterator[str]:
     if change["undo_error"]:
         ends.append(f"LAST UNDO FAILED: {words.plain(change['undo_error'])}")
     made = f"{change['action']} {made}".rstrip()
+    if change.get("unchanged_because"):  # earlier servers do not send it
+        yield f"  {_name(change)}  {made}  changed nothing: {words.plain(change['unchanged_because'])}"
+        return
     yield f"  {_name(change)}  {made}  made {times.ago(change['since'], at)}; back {', '.join(ends)}"
 
 
