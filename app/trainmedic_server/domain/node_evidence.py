@@ -298,17 +298,14 @@ class NodeEvidence:
     def _host_in(self, label: Label) -> str | Unresolved:
         host = host_of(label.value)
         if is_address(host):
-            return Unresolved(
-                "target_unknown", f"{label} is an address that {self._address_source()} does not map to a node"
-            )
+            shared = self._topology.slurm.shared_by(host)
+            why = f"that several Slurm nodes have: {shared}" if shared else "that no known node has"
+            return Unresolved("target_unknown", f"{label} is an address {why}")
         if not _HOST_AND_PORT.fullmatch(label.value):
             return Unresolved("target_unknown", f"{label} is not a host with a port")
         if exporters.names_an_exporter(host, self._labels):
             return Unresolved("target_unknown", f"{label} is the name of a pod or container, of which no node is known")
         return host
-
-    def _address_source(self) -> str:
-        return "the cluster" if self._topology.cluster.names.names else "no inventory or cluster"
 
     # --- the exporter -------------------------------------------------------------------------------------
 

@@ -59,6 +59,9 @@ def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] |
         return None
     named = [f'{label}="{value}"' for label, value in (labels or {}).items() if host_of(value) == target.node]
     named_by = ", ".join(named) or repr(target.node)
+    if shared := topology.slurm.shared_by(target.node):
+        why = f"{named_by} {UNKNOWN}: several Slurm nodes have this host name or address: {shared}"
+        return Unresolved("target_unknown", why)
     why = f"{named_by} {UNKNOWN}: {topology.known.counts()} do not have it"
     near = list(islice(topology.known.near(target.node), _MOST_HINTS))
     return Unresolved("target_unknown", f"{why}; did you mean {' or '.join(near)}?" if near else why)
