@@ -212,8 +212,8 @@ def _message_of(detail: ErrorDetails, model: type[BaseModel], tagged: Collection
     return _MESSAGES.get(kind) or message.replace("Input should be ", "must be ").replace("Value error, ", "")
 
 
+# Python's text for a limit of an optional duration. Other limits have pydantic's, such as ``1 minute``.
 _TIMEDELTA = re.compile(r"datetime\.timedelta\((?:0|(?:days=(\d+))?(?:, )?(?:seconds=(\d+))?)\)")
-"""Python's text for a limit of an optional duration. Other limits have pydantic's, such as ``1 minute``."""
 
 
 def _written_duration(match: re.Match[str]) -> str:

@@ -91,8 +91,8 @@ async def find_node(slurm: Slurm, name: str) -> SlurmNode:
     raise errors.ObjectMissing(f"Slurm has no node with the name, host name or address {name}")
 
 
+# Part of the output of a step that found the wanted state.
 UNCHANGED: Mapping[str, Any] = {"changed": False}
-"""Part of the output of a step that found the state that it wants, by another."""
 
 
 def node_state(node: SlurmNode, note: str = "") -> dict[str, Any]:

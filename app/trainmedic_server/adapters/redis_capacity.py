@@ -1,4 +1,4 @@
-"""Used memory and connections of Redis, and other servers that use it."""
+"""Used memory, connections and other servers of Redis."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LOOK_SECONDS = 30.0
 NEARLY_FULL = 0.9
 _MB = 1_000_000
 _ASK_SECONDS = 1.0
+# Key in which each leader writes its name. Two names in turn are two servers that take each other's replies.
 _SERVER = "trainmedic:server"
-"""Key in which each leader writes its name. Two names in turn are two servers that take each other's replies."""
 
 log = telemetry.logger(__name__)
 

@@ -42,7 +42,6 @@ class ChangeView(View):
 
 
 def change_views(listed: Iterable[Change], lost_steps: Collection[tuple[str, str]]) -> Iterator[ChangeView]:
-    """`lost_steps`: run and step IDs of effects that have ended."""
     for change in listed:
         lease = change.lease.total_seconds() if change.lease is not None else None
         yield ChangeView.of(change, lease_seconds=lease, has_ended=(change.run_id, change.step) in lost_steps)

@@ -25,7 +25,7 @@ from trainmedic_core.once import once
 from trainmedic_server.domain import exporters, host_lists, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
 from trainmedic_server.domain.identity import HOST_LABELS, NODE_LABELS, UUID_LABELS, Unresolved
-from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spelling
+from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spelling, spelled
 from trainmedic_server.domain.topology import Pod, Topology
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
@@ -298,7 +298,7 @@ class NodeEvidence:
     def _host_in(self, label: Label) -> str | Unresolved:
         host = host_of(label.value)
         if is_address(host):
-            shared = self._topology.slurm.shared_by(host)
+            shared = slurm_nodes_sharing(host, self._topology)
             why = f"that several Slurm nodes have: {shared}" if shared else "that no known node has"
             return Unresolved("target_unknown", f"{label} is an address {why}")
         if not _HOST_AND_PORT.fullmatch(label.value):
@@ -499,6 +499,11 @@ def _host_in_text(text: str) -> str:
     if match is None or match[1].isdigit() or _ARCHITECTURE.fullmatch(match[1].lower()):
         return ""
     return match[1]
+
+
+def slurm_nodes_sharing(name: str, topology: Topology) -> str:  # "" if not several have it
+    nodes = sorted(topology.slurm.shared.get(spelled(name), ()))
+    return ", ".join(nodes[:_SHOWN]) + (", …" if len(nodes) > _SHOWN else "")
 
 
 def host_of(instance: str) -> str:

@@ -179,7 +179,7 @@ class StepState(Struct, frozen=True):
 
     @property
     def changed_nothing(self) -> bool:
-        """Return whether the action reports that all was as it wants it, by another, such as a drained node."""
+        """Return whether the action found the wanted state, such as a drained node."""
         return self.status is StepStatus.SUCCEEDED and self.output.get("changed") is False
 
     @property

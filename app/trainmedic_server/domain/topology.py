@@ -28,7 +28,6 @@ JobsByName: TypeAlias = Mapping[str, Jobs]
 SLURM = "slurm:"  # begins the name of a job in Slurm: `slurm:<job ID>`
 
 _NO_JOBS: Jobs = frozenset()
-_SHOWN = 5  # nodes in a text
 
 
 class ClusterNode(Struct, frozen=True):
@@ -296,11 +295,6 @@ class SlurmTopology(Struct, frozen=True, dict=True):
         shared = {spelled(alias): whose for alias, whose in listed.aliases.items() if len(whose) > 1}
         frozen = _frozen(by_node), _frozen(by_gpu), _frozen(nodes_by_job)
         return cls(nodes, *frozen, whole_by_id, names=names, shared=shared)
-
-    def shared_by(self, name: str) -> str:
-        """Return the nodes with this host name or address if there are several, for people; "" otherwise."""
-        nodes = sorted(self.shared.get(spelled(name), ()))
-        return ", ".join(nodes[:_SHOWN]) + (", …" if len(nodes) > _SHOWN else "")
 
     def unanswered(self, since: datetime) -> SlurmTopology:
         return replace(self, answers=False, silent_since=since)

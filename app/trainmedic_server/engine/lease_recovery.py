@@ -74,7 +74,7 @@ class LeaseRecovery:
 
     @property
     def lost_steps(self) -> frozenset[tuple[str, str]]:
-        """Run and step IDs of needed effects that this process has found ended."""
+        """Run and step IDs of needed effects found ended."""
         return frozenset(self._lost_steps.values())
 
     async def handle_renewals(self, action: LeasedAction, answers: Sequence[Renewal], asked_at: float) -> None:

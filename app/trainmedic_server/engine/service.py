@@ -124,7 +124,7 @@ class Engine:
 
     @property
     def lost_steps(self) -> frozenset[tuple[str, str]]:
-        """Run and step IDs of needed effects that have ended, such as a Slurm drain that a person ended."""
+        """See `LeaseRecovery.lost_steps`."""
         return self._lease_recovery.lost_steps
 
     @property
