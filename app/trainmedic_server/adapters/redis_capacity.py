@@ -12,6 +12,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from trainmedic_core.problems import shown
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, open_client
 from trainmedic_server.errors import ConfigurationError
@@ -22,6 +23,7 @@ _MB = 1_000_000
 _ASK_SECONDS = 1.0
 # Key in which each leader writes its name. Two names in turn are two servers that take each other's replies.
 _SERVER = "trainmedic:server"
+_LONGEST_NAME = 200
 
 log = telemetry.logger(__name__)
 
@@ -95,7 +97,7 @@ class RedisCapacity:
             await self._client.set(_SERVER, self._own)
         except ResponseError:  # The user lacks the permission.
             return
-        name = found.decode(errors="replace") if isinstance(found, bytes) else found
+        name = found.decode(errors="replace") if isinstance(found, bytes) else None
         is_other = self._is_announced and name is not None and name != self._own
         self._is_announced = True
         self._others_in_a_row = self._others_in_a_row + 1 if is_other else 0
@@ -103,10 +105,10 @@ class RedisCapacity:
             self._other_server = ""
             return
         if not self._other_server:
-            log.warning("another server uses this Redis", server=name)
+            log.warning("another server uses this Redis", server=shown(name, _LONGEST_NAME))
         self._other_server = (
-            f"another server uses it ({name:.200}): each takes replies to the other's commands, which then end as "
-            "unanswered, so give each server its own Redis, or let them share one database"
+            f"another server uses it ({shown(name, _LONGEST_NAME)}): each takes replies to the other's commands, which "
+            "then end as unanswered, so give each server its own Redis, or let them share one database"
         )
 
     async def _setting(self, name: str) -> dict[str, Any]:
