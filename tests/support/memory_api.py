@@ -207,8 +207,6 @@ class MemoryEngine:
         self.history.records[run_id] = replace(record, run=run, orders=(*record.orders, order, *also))
         return run
 
-    lost_steps: frozenset[tuple[str, str]] = frozenset()
-
     def leaves_change(self, action: str) -> bool:
         return True
 

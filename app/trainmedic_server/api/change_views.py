@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -27,10 +27,6 @@ class ChangeView(View):
     unchanged_because: str | None = Field(
         description="Why the action changed nothing, such as a drain by another; null if it changed something."
     )
-    has_ended: bool = Field(
-        description="True if the server has found that it ended while it was needed, such as a drain that a person "
-        "ended; known from the first look after its start, within a minute."
-    )
     since: datetime
     undo: UndoTrigger = Field(description="never: it is not reverted automatically.")
     is_reversible: bool = Field(description="True if an operator can order its undo.")
@@ -41,7 +37,7 @@ class ChangeView(View):
     undo_error: str | None = Field(description="Error of the last failed undo.")
 
 
-def change_views(listed: Iterable[Change], lost_steps: Collection[tuple[str, str]]) -> Iterator[ChangeView]:
+def change_views(listed: Iterable[Change]) -> Iterator[ChangeView]:
     for change in listed:
         lease = change.lease.total_seconds() if change.lease is not None else None
-        yield ChangeView.of(change, lease_seconds=lease, has_ended=(change.run_id, change.step) in lost_steps)
+        yield ChangeView.of(change, lease_seconds=lease)

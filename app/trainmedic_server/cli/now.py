@@ -116,9 +116,6 @@ def _change(change: Document, at: str) -> Iterator[str]:
     difference = f"{words.plain(change['before'])} → {words.plain(change['after'])}" if change["after"] else ""
     made = difference if change["is_certain"] else "perhaps: unknown whether it was applied"
     made = made or words.data(change["params"])
-    made_at = f"made {times.ago(change['since'], at)}"
-    if change.get("has_ended"):  # earlier servers do not send it
-        made_at = f"{made_at}, but has ENDED since, while it was needed"
     ends = [change["given_back"]]
     if change["lease_seconds"]:
         ends.append(f"or {times.span(change['lease_seconds'])} after the last renewal")
@@ -130,7 +127,7 @@ def _change(change: Document, at: str) -> Iterator[str]:
     if change.get("unchanged_because"):  # earlier servers do not send it
         yield f"  {_name(change)}  {made}  changed nothing: {words.plain(change['unchanged_because'])}"
         return
-    yield f"  {_name(change)}  {made}  {made_at}; back {', '.join(ends)}"
+    yield f"  {_name(change)}  {made}  made {times.ago(change['since'], at)}; back {', '.join(ends)}"
 
 
 def _act(change: Document, at: str) -> Iterator[str]:

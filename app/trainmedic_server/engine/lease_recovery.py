@@ -61,7 +61,6 @@ class LeaseRecovery:
         self._started_at = services.clock.now()
         self._started_at_loop_time = 0.0  # seconds
         self._recorded_losses: set[tuple[str, str]] = set()  # command ID and node
-        self._lost_steps: dict[str, tuple[str, str]] = {}  # run and step IDs, by the ID of a lost command
         self._looked_up: set[str] = set()  # IDs of commands in effect, whose reapplication is recorded as done
         self._settled: set[str] = set()  # IDs of lost commands whose reapplication is not to be finished
         self._busy_runs: set[str] = set()  # IDs of runs with a reapplication in work
@@ -71,11 +70,6 @@ class LeaseRecovery:
     def note_server_start(self) -> None:
         self._started_at = self._services.clock.now()
         self._started_at_loop_time = asyncio.get_running_loop().time()
-
-    @property
-    def lost_steps(self) -> frozenset[tuple[str, str]]:
-        """Run and step IDs of needed effects found ended."""
-        return frozenset(self._lost_steps.values())
 
     async def handle_renewals(self, action: LeasedAction, answers: Sequence[Renewal], asked_at: float) -> None:
         """Record losses and reapply expired effects if allowed. Raises StoreUnavailable."""
@@ -93,14 +87,7 @@ class LeaseRecovery:
         if unrecorded:
             count = await self._services.store.transact(lambda tx: self._record_losses(tx, unrecorded))
             self._recorded_losses |= {(renewal.effect.command_id, renewal.node) for renewal in unrecorded}
-            self._lost_steps |= {
-                each.effect.command_id: (each.effect.run_id, each.effect.step_id) for each in unrecorded
-            }
             self._services.metrics.leases_lost.inc(count)
-        still_lost = {renewal.effect.command_id for renewal in lost}  # perhaps on one of several nodes
-        for renewal in filter(_is_in_effect, renewals):
-            if renewal.effect.command_id not in still_lost:
-                self._lost_steps.pop(renewal.effect.command_id, None)
         expired = {renewal.effect.command_id: renewal.effect for renewal in renewals if renewal.has_expired}
         # An earlier server may have been killed while reapplying, so look up each command once.
         await self._record_reapplied(
@@ -114,7 +101,6 @@ class LeaseRecovery:
 
     def forget_others(self, command_ids: Collection[str]) -> None:
         self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] in command_ids}
-        self._lost_steps = {name: step for name, step in self._lost_steps.items() if name in command_ids}
         self._changed_at = {name: at for name, at in self._changed_at.items() if name in command_ids}
         self._looked_up &= set(command_ids)
         self._settled &= set(command_ids)
@@ -286,7 +272,6 @@ class LeaseRecovery:
             done = await self._services.store.transact(functools.partial(self._record_done, batch))
             self._looked_up |= {of_command[0].effect.command_id for of_command in batch}
             self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] not in done}
-            self._lost_steps = {name: step for name, step in self._lost_steps.items() if name not in done}
             self._services.metrics.leases_set_again.inc(len(done))
 
     def _record_done(self, complete: Iterable[Sequence[Renewal]], tx: Transaction) -> list[str]:  # command IDs

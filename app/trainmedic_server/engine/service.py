@@ -112,8 +112,8 @@ class Engine:
         self._schedules = Schedules(services, self.admit)
         self._repeated_runs = RepeatedRuns(services)
         self._silent_alerts = SilentAlerts(services, alert_source)
-        self._lease_recovery = LeaseRecovery(services, alert_source, self._workers.playbook_of)
-        self._leases = LeaseRenewer(services, self._lease_recovery)
+        lease_recovery = LeaseRecovery(services, alert_source, self._workers.playbook_of)
+        self._leases = LeaseRenewer(services, lease_recovery)
         self._loops: list[asyncio.Task[None]] = []
         self._last_id, self._id_lock = (0, 0), threading.Lock()
 
@@ -121,11 +121,6 @@ class Engine:
         """Return whether the action changes something. True if unknown, False if it only reverts."""
         action_class = self._services.actions.action_class(action)
         return action_class is None or (action_class.harmful and not getattr(action_class, "gives_back", False))
-
-    @property
-    def lost_steps(self) -> frozenset[tuple[str, str]]:
-        """See `LeaseRecovery.lost_steps`."""
-        return self._lease_recovery.lost_steps
 
     @property
     def controls(self) -> Controls:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from pydantic import Field
@@ -146,8 +146,8 @@ class NowApi:
             breaker=breaker_of(controls),
             approvals=asked.items,
             changed=[
-                *self._views(_pending_changes([*open_runs, *owing], alerts)),
-                *self._views(_lasting_changes([*open_runs, *owing, *ended], self._engine.leaves_change)),
+                *change_views(_pending_changes([*open_runs, *owing], alerts)),
+                *change_views(_lasting_changes([*open_runs, *owing, *ended], self._engine.leaves_change)),
             ],
             changed_since=covered_since,
             running=[_running(run, nexts[run.id]) for run in open_runs if run.status is not Status.AWAITING_APPROVAL],
@@ -173,12 +173,9 @@ class NowApi:
 
     def changes_of(self, run: Run, alerts: Sequence[AlertRecord]) -> list[ChangeView]:
         return [
-            *self._views(changes.of_run(run, _firing(alerts))),
-            *self._views(_lasting_changes([run], self._engine.leaves_change)),
+            *change_views(changes.of_run(run, _firing(alerts))),
+            *change_views(_lasting_changes([run], self._engine.leaves_change)),
         ]
-
-    def _views(self, listed: Iterable[Change]) -> Iterator[ChangeView]:
-        return change_views(listed, self._engine.lost_steps)
 
     async def _failed(self, now: datetime, open_runs: Sequence[Run]) -> list[FailedView]:
         """Return the newest failed run for each playbook and target, unless its alert resolved or has an open run."""

@@ -153,8 +153,7 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
             past = f"perhaps {steps.sentence({**change, 'note': None}, run.get('target'), index_of)}"
         values = f" ({change['before']} → {change['after']})" if change.get("before") and change.get("after") else ""
         error = f". The last attempt to revert it failed: {change['undo_error']}" if change.get("undo_error") else ""
-        ended = ", which has ended since, while it was needed" if change.get("has_ended") else ""
-        stated = f"{past[:1].upper()}{past[1:]}{values}{ended}."
+        stated = f"{past[:1].upper()}{past[1:]}{values}."
         if change.get("is_reversible", True):
             yield f"{stated} Reverted: {change.get('given_back')}{error}."
         else:

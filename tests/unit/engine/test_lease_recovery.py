@@ -460,25 +460,6 @@ async def test_what_something_else_has_ended_stays_ended(world: MakeWorld) -> No
     assert await told(w) == ["lease_lost"]
 
 
-async def test_an_effect_that_has_ended_is_known_until_it_is_back_or_no_longer_needed(world: MakeWorld) -> None:
-    """So that no list of active changes claims it."""
-    w, held, alert = await begun(world)
-    assert w.engine.lost_steps == frozenset()
-    held.lapse()
-    held.has_forgotten = True
-    await w.pass_time(2 * THIRD)
-    run = await w.run()
-    assert w.engine.lost_steps == {(run.id, run.steps[0].id)}
-    held.lapsed.clear()
-    await w.pass_time(2 * THIRD)
-    assert w.engine.lost_steps == frozenset()
-    held.lapse()
-    await w.pass_time(2 * THIRD)
-    await w.resolve(alert)
-    await w.pass_time(2 * THIRD)
-    assert w.engine.lost_steps == frozenset()
-
-
 async def test_an_effect_that_nobody_was_sure_of_is_made_good_where_it_was_there(world: MakeWorld) -> None:
     """Its reply was lost together with the lease."""
     w = world(HOLD, more=[Held])
