@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from itertools import islice
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -13,6 +14,7 @@ from msgspec import Struct
 from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
+from trainmedic_core import duration
 from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean, path_text, shown
 from trainmedic_core.yaml_text import YamlDocument
 
@@ -187,14 +189,15 @@ def _message_of(detail: ErrorDetails, model: type[BaseModel], tagged: Collection
     if kind in ("enum", "literal_error"):
         allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
         hint = did_you_mean(value, allowed) if isinstance(value, str) else ""
+        if not allowed:  # no texts
+            return f"must be {str(context.get('expected')).lower()}"
         if len(allowed) == 1:
             return f"must be {allowed[0]!r}, not {shown(value)}"
         return f"{shown(value)} is not one of {', '.join(allowed)}{hint}"
     if kind in ("value_error", "assertion_error"):
         return str(context.get("error", detail["msg"]))
     if kind == "string_pattern_mismatch":
-        described = "{0,126}" in str(context.get("pattern", ""))  # `fields.Identifier`
-        return f"{shown(value)} {_IDENTIFIER if described else 'does not match ' + str(context.get('pattern'))}"
+        return _of_pattern(value, str(context.get("pattern", "")))
     if kind in ("too_short", "string_too_short"):
         return "must not be empty"
     if kind in ("tuple_type", "list_type") and isinstance(value, dict):
@@ -205,7 +208,27 @@ def _message_of(detail: ErrorDetails, model: type[BaseModel], tagged: Collection
         if value.rstrip().endswith("%") and any("factor" in str(part) for part in loc):
             return f"must be a number; write {float(number[1]) / 100:g}"
         return f"{_MESSAGES[kind]}; write {number[1]}"
-    return _MESSAGES.get(kind) or detail["msg"].replace("Input should be ", "must be ").replace("Value error, ", "")
+    message = _TIMEDELTA.sub(_written_duration, detail["msg"])
+    return _MESSAGES.get(kind) or message.replace("Input should be ", "must be ").replace("Value error, ", "")
+
+
+# Python's text for a limit of an optional duration. Other limits have pydantic's, such as ``1 minute``.
+_TIMEDELTA = re.compile(r"datetime\.timedelta\((?:0|(?:days=(\d+))?(?:, )?(?:seconds=(\d+))?)\)")
+
+
+def _written_duration(match: re.Match[str]) -> str:
+    return duration.write(timedelta(days=int(match[1] or 0), seconds=int(match[2] or 0)))
+
+
+_CHOICES = re.compile(r"\^\((\w+(?:\|\w+)+)\)\$")
+
+
+def _of_pattern(value: Any, pattern: str) -> str:
+    if (choices := _CHOICES.fullmatch(pattern)) is not None:
+        allowed = choices[1].split("|")
+        return f"{shown(value)} is not one of {', '.join(allowed)}{did_you_mean(str(value), allowed)}"
+    described = "{0,126}" in pattern  # `fields.Identifier`
+    return f"{shown(value)} {_IDENTIFIER if described else f'does not match {pattern}'}"
 
 
 _OTHER_WORDS = {  # usual words of other tools, and ours

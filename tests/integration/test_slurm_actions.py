@@ -166,7 +166,7 @@ async def test_the_drain_of_another_stays(actions: Registry, cluster: SlurmClust
     """The step succeeds, since no job starts there; the undo, and ``slurm.resume``, leave it drained."""
     cluster.run("scontrol", "update", "nodename=n1", "state=drain", f"reason={reason}")
     output = await do(actions, "slurm.drain", node("n1"), {})
-    assert output["note"] == "drained by another already: the undo leaves it drained"
+    assert (output["note"], output["changed"]) == ("drained by another already: the undo leaves it drained", False)
     await undo(actions, "slurm.drain", node("n1"), {})
     with pytest.raises(PermanentFailure, match="stays drained"):
         await do(actions, "slurm.resume", node("n1"), {})

@@ -54,7 +54,10 @@ class SlurmAction(RetryingAction):
 class NodeAction(SlurmAction):
     leaves_disks: ClassVar[bool] = True
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
-    outputs: ClassVar[Mapping[str, Shape]] = dict.fromkeys(("node", "state", "reason", "note"), TEXT)
+    outputs: ClassVar[Mapping[str, Shape]] = {
+        **dict.fromkeys(("node", "state", "reason", "note"), TEXT),
+        "changed": BOOLEAN,
+    }
 
     async def find(self, call: Call) -> SlurmNode:
         if call.target.node is None:
@@ -88,6 +91,10 @@ async def find_node(slurm: Slurm, name: str) -> SlurmNode:
     raise errors.ObjectMissing(f"Slurm has no node with the name, host name or address {name}")
 
 
+# Part of the output of a step that found the wanted state.
+UNCHANGED: Mapping[str, Any] = {"changed": False}
+
+
 def node_state(node: SlurmNode, note: str = "") -> dict[str, Any]:
     state = {"node": node.name, "state": "+".join(sorted(node.states)), "reason": node.reason}
     return {**state, "note": note} if note else state
@@ -117,7 +124,7 @@ class SlurmResume(Irreversible, NodeAction):
                     return node_state(node, "it stays out of service for its reboot: slurm.resume returns it")
                 return await self._return_rebooted(node)
             if not node.is_drained:
-                return node_state(node, "not drained: nothing to take back")
+                return {**node_state(node, "not drained: nothing to take back"), **UNCHANGED}
             if not owners or (is_undo and call.run_id not in owners):
                 message = f"node {node.name} stays drained: its reason is {node.reason!r}"
                 if is_undo:
@@ -227,6 +234,7 @@ class JobAction(SlurmAction):
         "restarts": NUMBER,
         "nodes": ANY,
         "note": TEXT,
+        "changed": BOOLEAN,
     }
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB, TargetKind.NODE, TargetKind.GPU})
 
@@ -421,7 +429,7 @@ class SlurmCancel(Irreversible, JobAction):
         async def attempt() -> Mapping[str, Any]:
             job = await self.slurm.job(job_id)
             if job.has_ended:
-                return job_state(job, "" if call.resumed else "it had ended already")
+                return job_state(job) if call.resumed else {**job_state(job, "it had ended already"), **UNCHANGED}
             await self.slurm.cancel(job_id)
             job = await self.slurm.job(job_id)
             if not job.has_ended:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from trainmedic_core.fields import Duration
 from trainmedic_server.actions.base import ActionParams
-from trainmedic_server.actions.slurm import NodeAction, SlurmResume, node_state, taken_by_another
+from trainmedic_server.actions.slurm import UNCHANGED, NodeAction, SlurmResume, node_state, taken_by_another
 from trainmedic_server.actions.slurm_marks import is_out_for_reboot, marked, owners_of
 from trainmedic_server.actions.slurm_watched import LONGEST_LEASE, Known, LeasedNodeAction, SlurmEffect, may_be_done
 from trainmedic_server.domain.topology import SlurmTopology
@@ -68,7 +68,7 @@ class SlurmDrain(LeasedNodeAction):
             return node_state(node)
         if node.is_out_of_service and not owners:
             if node.is_drained:
-                return node_state(node, "drained by another already: the undo leaves it drained")
+                return {**node_state(node, "drained by another already: the undo leaves it drained"), **UNCHANGED}
             raise taken_by_another(node, "a drain")
         marked_reason = marked(dict.fromkeys((*owners, run_id)), reason)
         try:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import BaseModel, Field
 
 from trainmedic_server.actions.base import Irreversible
-from trainmedic_server.actions.slurm import JobAction, SlurmJobParams, changed_job, job_state
+from trainmedic_server.actions.slurm import UNCHANGED, JobAction, SlurmJobParams, changed_job, job_state
 from trainmedic_server.actions.slurm_marks import PREFIX
 from trainmedic_server.actions.slurm_watched import SlurmEffect, WatchedAction
 from trainmedic_server.domain.topology import SLURM, SlurmTopology
@@ -44,7 +44,7 @@ class SlurmHold(WatchedAction, JobAction):
         async def attempt() -> Mapping[str, Any]:
             job = await self.unended_job(job_id)
             if job.is_held and not _HOLD_MARKS.search(job.admin_comment):
-                return job_state(job, _BY_ANOTHER)
+                return {**job_state(job, _BY_ANOTHER), **UNCHANGED}
             return await self._hold(job_id, job, call.run_id)
 
         return await self.retry_until_deadline(call, attempt)
@@ -121,6 +121,8 @@ class SlurmReleaseJob(Irreversible, JobAction):
             # A release ends the holds of all runs. A mark left behind would claim a later hold by a person.
             comment = job.admin_comment.replace(mark, "") if is_undo else _HOLD_MARKS.sub("", job.admin_comment)
             others = _HOLD_MARKS.search(comment) is not None
+            if not job.is_held and comment == job.admin_comment:
+                return {**job_state(job, "not held: nothing to release"), **UNCHANGED}
             if job.is_held and not job.has_ended and not others:
                 for part in job.parts:
                     await self.slurm.unhold(part)

@@ -1,14 +1,18 @@
-"""Used memory and connections of Redis."""
+"""Used memory, connections and other servers of Redis."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+import socket
 from collections.abc import Mapping
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from trainmedic_core.problems import shown
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, open_client
 from trainmedic_server.errors import ConfigurationError
@@ -17,6 +21,9 @@ LOOK_SECONDS = 30.0
 NEARLY_FULL = 0.9
 _MB = 1_000_000
 _ASK_SECONDS = 1.0
+# Key in which each leader writes its name. Two names in turn are two servers that take each other's replies.
+_SERVER = "trainmedic:server"
+_LONGEST_NAME = 200
 
 log = telemetry.logger(__name__)
 
@@ -44,16 +51,22 @@ class RedisCapacity:
         self._loop_errors = metrics.loop_errors
         self._caveat = caveat
         self._warnings: Mapping[str, str] = {}
+        # The last part distinguishes containers with equal host names and process IDs.
+        self._own = f"host {socket.gethostname()}, process {os.getpid()}, {secrets.token_hex(4)}"
+        self._is_announced = False
+        self._other_server = ""  # a warning
+        self._others_in_a_row = 0  # looks; a replaced leader is seen once
 
     def caveat(self) -> str:
         # Shown by `status`; empty for none.
-        return "; ".join(filter(None, (self._caveat, *self._warnings.values())))
+        return "; ".join(filter(None, (self._caveat, *self._warnings.values(), self._other_server)))
 
     async def watch(self) -> None:
         try:
             while True:
                 try:
                     await self.look()
+                    await self.look_for_other_servers()
                 except FAULTS as error:
                     log.debug("cannot read Redis capacity", error=type(error).__name__)
                 except Exception:  # A connection can fail in ways for which redis-py has no error.
@@ -77,6 +90,26 @@ class RedisCapacity:
             if resource not in self._warnings:
                 log.warning("Redis may not be large enough", reason=warning)
         self._warnings = warnings
+
+    async def look_for_other_servers(self) -> None:
+        try:
+            found = await self._client.get(_SERVER)
+            await self._client.set(_SERVER, self._own)
+        except ResponseError:  # The user lacks the permission.
+            return
+        name = found.decode(errors="replace") if isinstance(found, bytes) else None
+        is_other = self._is_announced and name is not None and name != self._own
+        self._is_announced = True
+        self._others_in_a_row = self._others_in_a_row + 1 if is_other else 0
+        if self._others_in_a_row < 2:
+            self._other_server = ""
+            return
+        if not self._other_server:
+            log.warning("another server uses this Redis", server=shown(name, _LONGEST_NAME))
+        self._other_server = (
+            f"another server uses it ({shown(name, _LONGEST_NAME)}): each takes replies to the other's commands, which "
+            "then end as unanswered, so give each server its own Redis, or let them share one database"
+        )
 
     async def _setting(self, name: str) -> dict[str, Any]:
         try:

@@ -24,6 +24,9 @@ class ChangeView(View):
     before: str | None = Field(description="The earlier value, as the action reported it; null if unknown.")
     after: str | None = Field(description="The value that it set.")
     is_certain: bool = Field(description="False if it is unknown whether the action was carried out.")
+    unchanged_because: str | None = Field(
+        description="Why the action changed nothing, such as a drain by another; null if it changed something."
+    )
     since: datetime
     undo: UndoTrigger = Field(description="never: it is not reverted automatically.")
     is_reversible: bool = Field(description="True if an operator can order its undo.")

@@ -165,7 +165,7 @@ def router(engine: Engine, catalog: Library, parts: RouteParts) -> ApiRoutes:
         request: Request,
         at: Annotated[
             TimeText | None,
-            Query(description="Judge the alerts' age as of this time; everything else is as it is now."),
+            Query(description="Judge the alerts' age and end as of this time; everything else is as it is now."),
         ] = None,
         test: Annotated[bool, Query(description="Also write a test file.")] = False,
     ) -> Response:
@@ -176,7 +176,7 @@ def router(engine: Engine, catalog: Library, parts: RouteParts) -> ApiRoutes:
         moment = time_of(at, now) if at else None
         async with parts.bodies.read(request, _BODY_BYTES) as body:
             document = parse_json(body)
-            alerts, kept_back = given_alerts.read(document, now), given_alerts.kept_back(document)
+            alerts, kept_back = given_alerts.read(document, moment or now), given_alerts.kept_back(document)
         explained = await engine.explain(alerts, moment)
         written = test_text.write(await engine.explain_for_a_test(alerts)) if test else None
         names, controls = alert_list.by_alertname(catalog), engine.controls

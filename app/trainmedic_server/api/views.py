@@ -314,6 +314,11 @@ def _alert(stored: AlertRecord) -> AlertView:
     return AlertView.model_validate({**known, "original_labels": stored.alert.original})
 
 
+def _is_taken_back(run: Run) -> bool:
+    reverted = (step for step in run.steps if step.undo is not None and step.undo.status is UndoStatus.DONE)
+    return run.undone_at is not None and not all(step.changed_nothing for step in reverted)
+
+
 def _item_members(run: Run) -> dict[str, Any]:
     """Return the members that are no attributes of the run."""
     target = run.target
@@ -322,7 +327,7 @@ def _item_members(run: Run) -> dict[str, Any]:
         "timestamp": run.created_at,
         "target": target.key if target else None,
         **(target.parts if target else NO_PARTS),
-        "message": run.message if run.undone_at is None else "; ".join(filter(None, (run.message, "taken back"))),
+        "message": "; ".join(filter(None, (run.message, "taken back"))) if _is_taken_back(run) else run.message,
         "duration_ms": round((run.ended_at - run.created_at).total_seconds() * 1000) if run.ended_at else None,
         "undo_error": run.delayed_undo.error if run.delayed_undo else None,
         "deadline": _deadline_of(run),

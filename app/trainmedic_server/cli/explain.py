@@ -49,7 +49,10 @@ from trainmedic_server.ports.limits import EngineLimits
     help="File with the mode of parts of the cluster.",
 )
 @click.option(
-    "--at", type=TimeParam(), metavar="TIME", help="Judge the alert's age as of this time, or a duration before now."
+    "--at",
+    type=TimeParam(),
+    metavar="TIME",
+    help="Judge the alert's age and end as of this time, or a duration before now.",
 )
 @alert_map_option
 @click.option("--server", metavar="URL", help="Ask this server instead of reading files.")
@@ -125,16 +128,16 @@ def _explain_by_files(
     # These import FastAPI, which takes longer than the group's other commands run.
     from trainmedic_server.api import alert_list, explanations, given_alerts, test_text
 
-    actions, now = registry.specs_only(), SystemClock().now()
+    actions, moment = registry.specs_only(), _moment(at, SystemClock().now())
     library = loaded_playbooks(paths, actions)
     try:
         # `kept_back`: why Alertmanager does not send each alert.
-        alerts, kept_back = given_alerts.read(document, now), given_alerts.kept_back(document)
+        alerts, kept_back = given_alerts.read(document, moment), given_alerts.kept_back(document)
         topology = Topology(file_inventory.load(inventory)) if inventory else Topology()
         limits = EngineLimits(mode=mode, target_modes=modes_file.load(modes) if modes else TargetModes())
     except (PayloadError, ConfigurationError) as error:
         raise exits.InvalidInput(f"{name}: {error}" if isinstance(error, PayloadError) else str(error)) from error
-    moment, mapping = _moment(at, now), loaded_alert_map(alert_map)
+    mapping = loaded_alert_map(alert_map)
     answers = explanation.alone(lambda _: library.all(), alerts, actions, limits, moment, topology, mapping)
     test = None
     if as_test:

@@ -129,6 +129,9 @@ def _change(lost: Sequence[Document], change: Document, at: str) -> Iterator[str
         ends.append(f"LAST UNDO FAILED: {words.plain(change['undo_error'])}")
     early = f"; ENDED EARLY: {words.plain(change['lost_because'])}" if change.get("lost_because") else ""
     made = f"{change['action']} {made}".rstrip()
+    if change.get("unchanged_because"):  # earlier servers do not send it
+        yield f"  {_name(change)}  {made}  changed nothing: {words.plain(change['unchanged_because'])}"
+        return
     yield f"  {_name(change)}  {made}  made {times.ago(change['since'], at)}{early}; back {'; '.join(ends)}"
 
 

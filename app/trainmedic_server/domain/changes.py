@@ -33,6 +33,7 @@ class Change(Struct, frozen=True):
     before: str | None
     after: str | None
     is_certain: bool
+    unchanged_because: str | None  # why the action changed nothing; None if it changed something
     since: datetime
     undo: UndoTrigger  # NEVER without a pending undo
     is_reversible: bool
@@ -100,7 +101,7 @@ def never_given_back(run: Run, leaves_change: Callable[[str], bool], lapses: Lap
             continue
         if any(each.status is StepStatus.SUCCEEDED for each in reverting(run, step)):
             continue
-        if not _may_be_applied(step) or not leaves_change(step.action):
+        if step.changed_nothing or not _may_be_applied(step) or not leaves_change(step.action):
             continue
         lease = timedelta(0)
         if lapses is not None and step.status is StepStatus.SUCCEEDED:
@@ -168,6 +169,7 @@ def _change(
         before=before,
         after=after,
         is_certain=step.status is StepStatus.SUCCEEDED,
+        unchanged_because=str(step.output.get("note") or "nothing had to be done") if step.changed_nothing else None,
         since=last.ended_at or last.started_at,
         undo=undo.trigger if undo is not None and undo.status.is_owed else UndoTrigger.NEVER,
         is_reversible=undo is not None and undo.status is not UndoStatus.DROPPED,

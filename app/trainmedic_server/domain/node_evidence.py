@@ -26,7 +26,7 @@ from trainmedic_core.target_labels import HOST_LABELS, NODE_LABELS, UUID_LABELS
 from trainmedic_server.domain import exporters, host_lists, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
 from trainmedic_server.domain.identity import Unresolved
-from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spelling
+from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spelling, spelled
 from trainmedic_server.domain.topology import Pod, Topology
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
@@ -299,15 +299,14 @@ class NodeEvidence:
     def _host_in(self, label: Label) -> str | Unresolved:
         host = host_of(label.value)
         if is_address(host):
-            return Unresolved("target_unknown", f"{label} is an address that {self._address_source()} to a node")
+            shared = slurm_nodes_sharing(host, self._topology)
+            why = f"that several Slurm nodes have: {shared}" if shared else "that no known node has"
+            return Unresolved("target_unknown", f"{label} is an address {why}")
         if not _HOST_AND_PORT.fullmatch(label.value):
             return Unresolved("target_unknown", f"{label} is not a host with a port")
         if exporters.names_an_exporter(host, self._labels):
             return Unresolved("target_unknown", f"{label} is the name of a pod or container, of which no node is known")
         return host
-
-    def _address_source(self) -> str:
-        return "the cluster does not map" if self._topology.cluster.names.names else "no inventory or cluster maps"
 
     # --- the exporter -------------------------------------------------------------------------------------
 
@@ -501,6 +500,11 @@ def _host_in_text(text: str) -> str:
     if match is None or match[1].isdigit() or _ARCHITECTURE.fullmatch(match[1].lower()):
         return ""
     return match[1]
+
+
+def slurm_nodes_sharing(name: str, topology: Topology) -> str:  # "" if not several have it
+    nodes = sorted(topology.slurm.shared.get(spelled(name), ()))
+    return ", ".join(nodes[:_SHOWN]) + (", …" if len(nodes) > _SHOWN else "")
 
 
 def host_of(instance: str) -> str:

@@ -178,6 +178,11 @@ class StepState(Struct, frozen=True):
         return (self.phase, self.index)
 
     @property
+    def changed_nothing(self) -> bool:
+        """Return whether the action found the wanted state, such as a drained node."""
+        return self.status is StepStatus.SUCCEEDED and self.output.get("changed") is False
+
+    @property
     def why_not(self) -> str:
         """Why the step did not succeed; never empty."""
         message = None if self.kind == "approve" else self.message  # a question is no reason
@@ -317,7 +322,8 @@ class Run(Struct, frozen=True):
     @property
     def action_taken(self) -> str | None:
         applied = StepStatus.OBSERVED if self.status is Status.OBSERVED else StepStatus.SUCCEEDED
-        names = [step.action for step in self.steps if step.action and step.status is applied]
+        steps = (step for step in self.steps if step.status is applied and not step.changed_nothing)
+        names = [step.action for step in steps if step.action]
         return ", ".join(names) or None
 
     @property

@@ -12,7 +12,7 @@ from trainmedic_core.target_labels import INDEX_LABELS, JOB_LABELS, PCI_LABELS, 
 from trainmedic_server.domain import job_place
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
 from trainmedic_server.domain.identity import Unresolved
-from trainmedic_server.domain.node_evidence import UNKNOWN, NodeEvidence, host_of
+from trainmedic_server.domain.node_evidence import UNKNOWN, NodeEvidence, host_of, slurm_nodes_sharing
 from trainmedic_server.domain.node_names import is_address
 from trainmedic_server.domain.topology import Topology
 
@@ -60,6 +60,9 @@ def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] |
         return None
     named = [f'{label}="{value}"' for label, value in (labels or {}).items() if host_of(value) == target.node]
     named_by = ", ".join(named) or repr(target.node)
+    if shared := slurm_nodes_sharing(target.node, topology):
+        why = f"{named_by} {UNKNOWN}: several Slurm nodes have this host name or address: {shared}"
+        return Unresolved("target_unknown", why)
     why = f"{named_by} {UNKNOWN}: {topology.known.counts()} do not have it"
     near = list(islice(topology.known.near(target.node), _MOST_HINTS))
     return Unresolved("target_unknown", f"{why}; did you mean {' or '.join(near)}?" if near else why)

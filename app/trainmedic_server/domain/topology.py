@@ -271,6 +271,7 @@ class SlurmTopology(Struct, frozen=True, dict=True):
     """Job ID by its own ID, and by that of its tasks (``4711_3``) or components."""
     answers: bool = True  # False before the first reading and after a failed or overlong one
     names: NodeNames = NodeNames()  # without host names and addresses that several nodes share
+    shared: Mapping[str, frozenset[str]] = field(default_factory=dict)  # nodes by such a name
     silent_since: datetime | None = None  # None while it answers, and during the first reading
     withheld: Withheld = Withheld()
 
@@ -291,7 +292,9 @@ class SlurmTopology(Struct, frozen=True, dict=True):
             for job in jobs:
                 nodes_by_job.setdefault(job, set()).add(node)
         names = before.names if names == before.names else names  # the same object keeps the cache of `known_nodes`
-        return cls(nodes, _frozen(by_node), _frozen(by_gpu), _frozen(nodes_by_job), whole_by_id, names=names)
+        shared = {spelled(alias): whose for alias, whose in listed.aliases.items() if len(whose) > 1}
+        frozen = _frozen(by_node), _frozen(by_gpu), _frozen(nodes_by_job)
+        return cls(nodes, *frozen, whole_by_id, names=names, shared=shared)
 
     def unanswered(self, since: datetime) -> SlurmTopology:
         return replace(self, answers=False, silent_since=since)

@@ -126,9 +126,16 @@ def _action_steps(run: Document) -> list[Document]:
     return [step for step in run.get("steps", ()) if step.get("action")]
 
 
+def _changed_nothing(step: Document) -> bool:
+    return step.get("status") == "succeeded" and (step.get("output") or {}).get("changed") is False
+
+
 def _acts(run: Document, index_of: IndexOf) -> Iterator[str]:
     for step in _action_steps(run):
-        if step.get("status") == "succeeded":
+        if _changed_nothing(step):
+            note = step["output"].get("note")
+            yield f"had nothing to change by {step['action']}{f' ({plain(note)})' if note else ''}"
+        elif step.get("status") == "succeeded":
             yield steps.done(step, run.get("target"), index_of)
         elif any(attempt.get("status") in _UNCERTAIN for attempt in step.get("attempts", ())):
             phrase = steps.sentence(step, run.get("target"), index_of)
@@ -137,6 +144,9 @@ def _acts(run: Document, index_of: IndexOf) -> Iterator[str]:
 
 def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
     for change in run.get("changed", ()):
+        if change.get("unchanged_because"):
+            yield f"Nothing by {change['action']}: {plain(change['unchanged_because'])}."
+            continue
         if change.get("is_certain", True):
             past = steps.done(change, run.get("target"), index_of)
         else:
@@ -156,7 +166,8 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
         pending = f"{owing} of them owe an undo." if owing else "None of them owes an undo."
         yield f"What its members changed is on their pages. {pending}" if run.get("acted_at") else "Nothing so far."
         return
-    if run.get("undone_at"):
+    undone = [step for step in _action_steps(run) if (step.get("undo") or {}).get("status") == "done"]
+    if run.get("undone_at") and not (undone and all(map(_changed_nothing, undone))):
         yield f"Nothing. All changes were reverted at {times.stamp(run['undone_at'])}."
     elif run.get("acted_at"):
         yield "Nothing: its actions have left no lasting change, or a person closed their undo."

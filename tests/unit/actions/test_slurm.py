@@ -273,6 +273,23 @@ async def test_an_undo_whose_earlier_request_came_through_late_is_done() -> None
     assert (await do(slurm, "slurm.resume", target=NODE, restore=True))["state"] == "IDLE"
 
 
+async def test_what_another_has_done_is_no_change_of_ours() -> None:
+    """The outputs say so: of a drain, a hold, a release, a resume and a cancel."""
+    node, job = OneNode(), OneJob()
+    assert (await do(node, "slurm.resume", target=NODE))["changed"] is False
+    assert "changed" not in await do(node, "slurm.drain", target=NODE)
+    assert "changed" not in await do(node, "slurm.drain", target=NODE)  # a resumed attempt
+    await node.drain("n1", "NHC: disk")
+    assert (await do(node, "slurm.drain", target=NODE))["changed"] is False
+    assert (await do(job, "slurm.release"))["changed"] is False
+    await job.hold("7")
+    assert (await do(job, "slurm.hold"))["changed"] is False
+    assert "changed" not in await do(job, "slurm.release")
+    assert "changed" not in await do(job, "slurm.hold")
+    job.known = replace(job.known, states=frozenset({"CANCELLED"}))
+    assert (await do(job, "slurm.cancel"))["changed"] is False
+
+
 async def test_a_cluster_that_lists_no_nodes_is_no_proof_that_a_node_is_gone() -> None:
     """A user who may not see nodes gets an empty list. The undo of a drain stays pending."""
 

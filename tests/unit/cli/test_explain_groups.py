@@ -48,6 +48,23 @@ def test_what_a_server_decides_by_itself_cannot_be_given_with_it(tmp_path: Path,
     assert f"--server uses its own {option}; omit --{option}" in done.output
 
 
+@pytest.mark.parametrize(("at", "decision"), [("2026-01-31T10:05:00Z", "started"), (None, "the alert has resolved")])
+def test_yesterdays_alert_is_judged_as_of_then(tmp_path: Path, at: str | None, decision: str) -> None:
+    """``amtool alert query -o json`` gives each firing alert an end a few minutes ahead."""
+    (tmp_path / "rack.yaml").write_text(
+        PLAYBOOK.replace('target: {nodes: {rack: "{{ labels.rack }}"}}', "target: node").replace(
+            "rollout: {serial: 2}\n", ""
+        )
+    )
+    alert = {"labels": {"alertname": "RackHot", "node": "n1"}, "status": {"state": "active"}}
+    alert |= {"startsAt": "2026-01-31T10:00:00Z", "endsAt": "2026-01-31T10:09:00Z"}
+    (tmp_path / "alert.json").write_text(json.dumps([alert]))
+    options = ["--mode", "enforce", "--playbooks", str(tmp_path / "rack.yaml"), *(("--at", at) if at else ())]
+    done = CliRunner().invoke(explain, [str(tmp_path / "alert.json"), *options])
+    assert done.exit_code == 0, done.output
+    assert decision in done.output
+
+
 def test_a_moment_before_all_dates_is_refused(tmp_path: Path) -> None:
     """As a wrong option."""
     (tmp_path / "rack.yaml").write_text(PLAYBOOK)

@@ -92,6 +92,26 @@ def test_a_name_that_several_nodes_have_is_none() -> None:
     assert target_resolution.node_named_by({"node": "b"}, topology) == "b"
 
 
+@pytest.mark.parametrize("name", ["vm", "VM", "127.0.0.1"])
+def test_a_refusal_names_the_slurm_nodes_that_share_a_name(name: str) -> None:
+    """Not that Slurm does not have it."""
+    shared = nodes_of({"nodes": [{"name": name, "hostname": "vm", "address": "127.0.0.1"} for name in ("a", "b")]})
+    topology = Topology(slurm=topology_of(shared, (), NO_SLURM))
+    refused = target_resolution.unknown_node(Target.of_key(f"node:{name}"), topology)
+    assert refused is not None
+    assert refused.why.endswith("several Slurm nodes have this host name or address: a, b")
+
+
+@pytest.mark.parametrize(
+    ("address", "why"), [("127.0.0.1", "that several Slurm nodes have: a, b"), ("10.9.9.9", "that no known node has")]
+)
+def test_an_exporters_address_is_refused_with_its_reason(address: str, why: str) -> None:
+    shared = nodes_of({"nodes": [{"name": name, "hostname": "vm", "address": "127.0.0.1"} for name in ("a", "b")]})
+    topology = Topology(slurm=topology_of(shared, (), NO_SLURM))
+    refused = target_resolution.node_named_by({"instance": f"{address}:9100"}, topology)
+    assert refused == Unresolved("target_unknown", f'instance="{address}:9100" is an address {why}')
+
+
 def test_an_unknown_node_is_refused_once_slurm_has_answered() -> None:
     """Not before, and not while it does not answer. Nodes that do not exist yet are unknown."""
     target = Target.of_key("node:n9")

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from tests.unit.engine.world import Scripted, World
 from trainmedic_server import errors
+from trainmedic_server.api import views
 from trainmedic_server.domain import changes
 from trainmedic_server.domain.run import OrderKind, Run, Status, Undo, UndoStatus
 from trainmedic_server.domain.value_types import NUMBER, TEXT, Shape
@@ -100,6 +101,37 @@ async def test_an_undo_that_cannot_be_known_is_told(world: MakeWorld) -> None:
     assert change.given_back == "never: how to undo it is not known"
     with pytest.raises(errors.Conflict):
         await at.engine.order(run.id, OrderKind.UNDO, "ann")
+
+
+async def test_an_action_that_found_the_work_of_another_is_no_change(world: MakeWorld) -> None:
+    """It counts neither as applied, nor as taken back by its undo."""
+    at = world(book(PLAIN), more=[Hook])
+    await at.engine.start()
+    at.actions["hook"].outcomes.append({"changed": False, "note": "drained by another already"})
+    alert = at.alert("Hot", node="n1")
+    await at.post(alert)
+    await at.pass_time(1)
+    run = await at.run()
+    assert (run.status, run.action_taken, run.message) == (Status.SUCCEEDED, None, "nothing had to be done")
+    (change,) = changes.of_run(run)
+    assert change.unchanged_because == "drained by another already"
+    await at.resolve(alert)
+    await at.pass_time(1)
+    run = await at.run()
+    assert undo_of(run).status is UndoStatus.DONE
+    assert views.item(run).message == "nothing had to be done"
+
+
+async def test_a_lasting_act_that_was_not_needed_is_not_listed(world: MakeWorld) -> None:
+    """Such as the cancelling of a job that had ended."""
+    at = world(book("never").replace(", undo: never", ""), more=[Hook])
+    await at.engine.start()
+    at.actions["hook"].outcomes.extend([{"changed": False}, {"changed": True}])
+    for node in ("n1", "n2"):
+        await at.post(at.alert("Hot", node=node))
+        await at.pass_time(1)
+    listed = [list(changes.never_given_back(run, lambda action: True)) for run in await at.runs()]
+    assert list(map(len, listed)) == [0, 1]
 
 
 async def test_an_undo_that_cannot_be_rendered_prevents_the_act(world: MakeWorld) -> None:

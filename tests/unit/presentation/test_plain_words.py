@@ -150,6 +150,26 @@ def test_nothing_is_called_unchanged_that_is_changed() -> None:
     assert doubted.endswith("Reverted: when GPUHot resolves. The last attempt to revert it failed: away.")
 
 
+@pytest.mark.parametrize("undone_at", [None, "2026-01-31T12:09:01Z"])
+def test_a_step_that_found_the_work_of_another_claims_no_change(undone_at: str | None) -> None:
+    """Neither before nor after its undo, which leaves what another has done."""
+    output = {"changed": False, "note": "drained by another already"}
+    step = {"action": "slurm.drain", "params": {}, "status": "succeeded", "output": output}
+    step["undo"] = {"status": "done" if undone_at else "armed"}
+    left = {**CHANGE, **step, "before": None, "after": None, "unchanged_because": "drained by another already"}
+    run = {**RUN, "target": "node:n1", "steps": [step], "changed": [] if undone_at else [left], "undone_at": undone_at}
+    told = run_story.story(run)
+    assert told.happened == (
+        "GPUHot fired for node n1. Trainmedic had nothing to change by slurm.drain (drained by another already); "
+        "the run succeeded, and the alert has resolved."
+    )
+    assert told.changed == (
+        "Nothing: its actions have left no lasting change, or a person closed their undo."
+        if undone_at
+        else "Nothing by slurm.drain: drained by another already.",
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "happened", "follows"),
     [

@@ -34,6 +34,16 @@ async def test_the_alert_is_judged_by_the_engine() -> None:
     assert [at for _, at in world.engine.explained] == [None, START - timedelta(hours=1)]
 
 
+async def test_an_alert_of_alertmanagers_api_is_judged_as_of_then() -> None:
+    """It fired when it was copied, though its end is over since."""
+    alert = {"labels": {"alertname": "GPUHot"}, "status": {"state": "active"}}
+    alert |= {"startsAt": (START - timedelta(hours=3)).isoformat(), "endsAt": (START - timedelta(hours=1)).isoformat()}
+    world = World()
+    for query in ("", "?at=2h"):
+        await explained([alert], query, world)
+    assert [alert.status for alert, _ in world.engine.explained] == ["resolved", "firing"]
+
+
 async def test_a_test_is_written_where_it_is_asked_for() -> None:
     """As text of a file."""
     answer = await explained({"labels": {"alertname": "GPUHot"}}, "?test=true")

@@ -20,7 +20,7 @@ from trainmedic_server.actions.kubernetes.base import (
     because,
     node_ref,
 )
-from trainmedic_server.domain.value_types import ANY, TEXT, Shape
+from trainmedic_server.domain.value_types import ANY, BOOLEAN, TEXT, Shape
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import Object, Ref
@@ -83,7 +83,13 @@ def taint_field(key: str, effect: str) -> field_changes.RevertibleField:
 class _NodeAction(ClusterAction):
     leaves_disks: ClassVar[bool] = True
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
-    outputs: ClassVar[Mapping[str, Shape]] = {"node": TEXT, "before": ANY, "after": ANY, "note": TEXT}
+    outputs: ClassVar[Mapping[str, Shape]] = {
+        "node": TEXT,
+        "before": ANY,
+        "after": ANY,
+        "note": TEXT,
+        "changed": BOOLEAN,
+    }
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("", "nodes", ("get", "patch")), EVENTS)
 
@@ -109,7 +115,8 @@ class CordonNode(_NodeAction):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         if cast(CordonParams, call.params).unless_ready:
             await self._refuse_ready(call)
-        return await cordon(self, call)
+        output = await cordon(self, call)
+        return {**output, "changed": False} if "note" in output else output
 
     async def _refuse_ready(self, call: Call) -> None:
         """Raise TemporaryFailure, unless this run has cordoned the node."""
