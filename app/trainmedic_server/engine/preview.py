@@ -27,6 +27,14 @@ from trainmedic_server.presentation import times
 _TIMED_OUT = re.compile(r"""\s*steps\.(?P<step>\w+)\.status\s*==\s*["']timed_out["'](?=\s*\Z|\s+and\b)""")
 
 
+_DEPENDS = "would depend on how the run goes: "
+
+
+def is_conditional(state: StepState) -> bool:
+    """Return whether `observed` could not tell if the step would run."""
+    return (state.message or "").startswith(_DEPENDS)
+
+
 def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> StepState:
     # As mode observe records it: skipped, or with the parameters that it would have.
     message = None
@@ -34,7 +42,7 @@ def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Step
         if not playbook.when(state.phase, state.index, names):
             return replace(state, status=StepStatus.SKIPPED, message="its condition was not met")
     except errors.ExpressionError:
-        message = f"would depend on how the run goes: {step_sequence.step_definition(playbook, state).when}"
+        message = f"{_DEPENDS}{step_sequence.step_definition(playbook, state).when}"
     params = state.params
     if state.kind == "action":
         try:

@@ -286,6 +286,7 @@ steps:
     ]
     assert "how the run goes" in (run.steps[2].message or "")
     assert run.action_taken == "test.cap, test.cap"
+    assert run.message == "would have applied test.cap, and depending on the run test.cap"
     assert w.calls() == {}
 
 
