@@ -17,9 +17,9 @@ from trainmedic_server.domain.alert import EVENT, Alert, AlertRecord, AlertStatu
 from trainmedic_server.domain.event_codec import DECIDED, recorded
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.memory import RunMemory
-from trainmedic_server.domain.playbook import ON_LIMITED, PHASES, ActionStep, Guards, Mode
+from trainmedic_server.domain.playbook import ON_LIMITED, PHASES, Guards, Mode
 from trainmedic_server.domain.reaction import Reaction, merged
-from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status, StepState, StepStatus
+from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status, StepState
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.engine import guards, pausing, plan, preview, scope, step_sequence
@@ -484,12 +484,10 @@ class Admitter:
 
     def _observed_summary(self, run: Run, playbook: CompiledPlaybook) -> str:
         if not run.is_group or run.target is None:
-            observed = [step for step in run.steps if step.action and step.status is StepStatus.OBSERVED]
-            return _would_have_applied([(str(step.action), preview.is_conditional(step)) for step in observed])
+            return preview.summary(run.steps)
         selection = self.selection(run.target)
         count = len(selection.members) if isinstance(selection, Selection) else 0
-        steps = [step for step in playbook.definition.steps if isinstance(step, ActionStep)]
-        return f"{_would_have_applied([(step.action, step.when is not None) for step in steps])} to {count} members"
+        return f"{preview.group_summary(playbook)} to {count} members"
 
     def _new_run(
         self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision, parent: Run | None = None
@@ -591,14 +589,6 @@ def _as_mapped_before(alert: Alert, earlier: Alert) -> Alert:
     if alert.labels == earlier.labels or (alert.original is None and earlier.original is None):
         return alert
     return replace(alert, labels=earlier.labels, original=earlier.original)
-
-
-def _would_have_applied(actions: Sequence[tuple[str, bool]]) -> str:
-    """``actions``: name, and whether a condition would decide at the run."""
-    certain = ", ".join(action for action, is_conditional in actions if not is_conditional)
-    possible = ", ".join(action for action, is_conditional in actions if is_conditional)
-    told = f"would have applied {certain or 'nothing'}"
-    return f"{told}, and depending on the run {possible}" if possible else told
 
 
 def _with_reactions(record: AlertRecord, decisions: Sequence[PlaybookDecision], matched: MatchedAlert) -> AlertRecord:
