@@ -73,9 +73,10 @@ def validate(
     `tagged`: keys of lists of steps, in whose paths pydantic inserts the step's kind.
     """
     try:
-        return model.model_validate(document.value)
+        read = model.model_validate(document.value)
     except ValidationError as error:
         return problems(document, (), faults(error, model, document.value, tagged, cure))
+    return problems(document, (), booleans_as_numbers(document.value, read)) or read
 
 
 def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[ValidationFault]) -> list[FileProblem]:
@@ -115,6 +116,26 @@ def faults(
             message = f"unknown key {place.path[-1]!r}; {better}" if is_of_key else f"{message}; {better}"
         kept.append(ValidationFault(place.path, detail["type"], message))
     return kept
+
+
+def booleans_as_numbers(value: Any, read: Any, path: DocumentPath = ()) -> list[ValidationFault]:
+    """Return a fault for each boolean in `value` that pydantic has read as a number (true as 1)."""
+    if isinstance(value, bool):
+        is_number = isinstance(read, (int, float)) and not isinstance(read, bool)
+        return [ValidationFault(path, "float_type", _MESSAGES["float_type"])] if is_number else []
+    parts: Iterable[tuple[int | str, Any]] = ()
+    if isinstance(read, BaseModel) and isinstance(value, dict):
+        parts = ((info.alias or name, getattr(read, name)) for name, info in type(read).model_fields.items())
+    elif isinstance(read, dict) and isinstance(value, dict):
+        parts = read.items()
+    elif isinstance(read, (list, tuple)) and isinstance(value, list):
+        parts = enumerate(read)
+    return [
+        fault
+        for part, inner in parts
+        if _contains(value, part)
+        for fault in booleans_as_numbers(value[part], inner, (*path, part))
+    ]
 
 
 class _Place(Struct, frozen=True):
@@ -247,7 +268,7 @@ _OTHER_WORDS = {  # usual words of other tools, and ours
 
 def _key_suggestion(wrong: str, allowed: Collection[str]) -> str:
     meant = _OTHER_WORDS.get(wrong.lower(), wrong)
-    return did_you_mean(meant if meant in allowed else wrong, allowed)
+    return did_you_mean(meant if meant in allowed else wrong, set(allowed) - {wrong})
 
 
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*\D{1,8}$")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
+from redis import exceptions
 
 import trainmedic
 from trainmedic.job.connect_options import check_url
@@ -111,3 +114,14 @@ def refused_by(read: object, origin: str, why: str) -> None:
     assert str(refused.value).startswith(origin)
     assert "hunter2" not in str(refused.value)
     assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [ConnectionRefusedError(), socket.gaierror(), FileNotFoundError(), exceptions.AuthenticationError("invalid")],
+)
+def test_the_reason_of_an_outage_names_redis(cause: Exception) -> None:
+    """``GET /jobs`` said that nothing listens at the host and port of the URL, and not of which."""
+    error = exceptions.ConnectionError("connecting")
+    error.__cause__ = cause
+    assert "Redis" in str(redis_connection.unavailable(error, "rediss://h"))

@@ -217,7 +217,8 @@ def unavailable(error: BaseException, url: str | None = None) -> errors.BusUnava
     if takes_no_clients(error):
         return _full()
     if explanation := explained(error, url) or unreachable(error):
-        return errors.BusExplained(explanation)
+        # The text goes to clients of the API and into runs, where nothing else names Redis.
+        return errors.BusExplained(explanation if "Redis" in explanation else f"Redis: {explanation}")
     return errors.BusUnavailable(f"Redis does not answer ({type(error).__name__})")
 
 

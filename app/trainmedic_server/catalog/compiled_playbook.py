@@ -199,17 +199,20 @@ class YamlPlaybook(Struct, frozen=True):
         assert step.params is not None
         rendered = {**step.params.render(scope), **{name: each.rendered(scope) for name, each in step.queries.items()}}
         try:
-            return _validated(step.model, rendered)
+            params = _validated(step.model, rendered)
+            faults = model_errors.booleans_as_numbers(rendered, params)
         except ValidationError as error:
             faults = model_errors.faults(error, step.model, rendered)
-            wrong = "; ".join(
-                f"{path_text(fault.path)}: {fault.message}" if fault.path else fault.message for fault in faults
-            )
-            raise errors.ExpressionError(f"the parameters of {step.name} are not valid: {wrong}") from error
         except Exception as error:  # A faulty check, also of another package's action, fails only this step.
             log.exception("cannot check parameters", playbook=self.definition.playbook, step=step.name)
             reason = f"the parameters of {step.name} cannot be checked: {type(error).__name__}"
             raise errors.ExpressionError(reason) from error
+        if not faults:
+            return params
+        wrong = "; ".join(
+            f"{path_text(fault.path)}: {fault.message}" if fault.path else fault.message for fault in faults
+        )
+        raise errors.ExpressionError(f"the parameters of {step.name} are not valid: {wrong}")
 
     def until(self, phase: str, index: int, scope: Scope, output: Mapping[str, Any]) -> bool | None:
         condition = self.steps[phase, index].until

@@ -469,6 +469,7 @@ class _Compilation:
         params: BaseModel | None = None
         try:
             params = action.Params.model_validate(filled)
+            faults = model_errors.booleans_as_numbers(filled, params)
         except ValidationError as error:
             wrong = model_errors.faults(
                 error, action.Params, filled, cure=lambda inner, kind, _: cures.of_parameter(action.name, inner, kind)
@@ -479,7 +480,7 @@ class _Compilation:
                 for fault in wrong
                 if written_actions.stays_after_rendering(fault, templates if fault.type == "string_type" else unknown)
             ]
-            self.problems.extend(model_errors.problems(self.document, place, faults))
+        self.problems.extend(model_errors.problems(self.document, place, faults))
         # Faults of constants are reported already.
         if isinstance(action, TemplateChecked) and (templates or not faults):
             try:

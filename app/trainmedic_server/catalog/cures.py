@@ -8,7 +8,7 @@ from typing import Any
 
 from trainmedic_core.problems import DocumentPath
 from trainmedic_core.target import MEMBER_KINDS
-from trainmedic_server.domain.playbook import CHECK, ON_LIMITED, PHASES, place_of
+from trainmedic_server.domain.playbook import CHECK, MOST_ATTEMPTS, ON_LIMITED, PHASES, place_of
 
 _WAIT = "a step waits with 'wait_for: resolved', or wait_for: {query: PROMQL, for: 5m}, and a timeout"
 _GUARDS = "it belongs under 'guards'"
@@ -103,6 +103,8 @@ STEP = _table(
         "write undo: on_resolve": "rollback revert on_resolve compensate",
         "write action: notify with: {message: TEXT}": "message title text to channel notify",
         "it belongs under 'guards' of the playbook": "cooldown max_runs max_concurrent min_available",
+        "only a step with 'action' has it": "with retry undo",
+        "only a step with 'wait_for' or 'approve' has it": "on_timeout",
         "write timeout: 10m": "timeout-minutes timeout_seconds activeDeadlineSeconds deadline time_limit",
     }
 )
@@ -346,7 +348,7 @@ def of_fault(path: DocumentPath, kind: str, value: Any) -> str | None:
             return f"write action: {value}" if "." in value else "write action: NAME"
         case (str() as phase, int(), "wait_for", _, *_) if phase in PHASES:
             return None
-        case (str() as phase, int(), str() as key, *_) if phase in PHASES:
+        case (str() as phase, int(), str() as key) if phase in PHASES:
             return _of_step_value(key, value)
     return _VALUES.get(path)
 
@@ -428,7 +430,8 @@ def _of_wait_for(value: Any) -> str:
 
 def _of_step_value(key: str, value: Any) -> str | None:
     if key == "retry" and not isinstance(value, dict):
-        return f"write retry: {{attempts: {value if isinstance(value, int) and value is not True else 3}}}"
+        is_number = type(value) is int and 1 <= value <= MOST_ATTEMPTS
+        return f"write retry: {{attempts: {value if is_number else 3}}}"
     if key == "with":
         return "write with: {name: value}"
     if key == "undo":

@@ -117,7 +117,9 @@ def _unquoted(token: str) -> str:
 
 
 def _malformed(tokens: list[tuple[str, str]]) -> str:
-    written = " ".join(token for _, token in tokens[:4])
+    written = ""
+    for before, (kind, token) in zip([("operator", ""), *tokens], tokens[:4], strict=False):
+        written += token if "operator" in (before[0], kind) else f" {token}"
     if [kind for kind, _ in tokens[:3]] == ["bare", "operator", "operator"]:
         return f'{shown(written)} is not a matcher; write one sign: {tokens[0][1]}="…"'
     if len(tokens) > 1 and tokens[0][0] == "bare" and tokens[1][0] == "operator" and len(tokens) == 2:

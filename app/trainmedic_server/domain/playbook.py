@@ -116,10 +116,13 @@ class Guards(_Model):
     min_available: Share | None = Field(None, description="Nodes, without the target's, that must be available.")
 
 
+MOST_ATTEMPTS = 100
+
+
 class Retry(_Model):
     """Attempts of an action: `attempts` in all, waiting `delay` × `backoff`^(n-1) after the n-th."""
 
-    attempts: int = Field(1, ge=1, le=100)
+    attempts: int = Field(1, ge=1, le=MOST_ATTEMPTS)
     delay: Duration = Field(default="2s", validate_default=True)
     backoff: float = Field(2.0, ge=1.0, le=10.0)
     max_delay: Duration = Field(default="5m", validate_default=True)

@@ -48,6 +48,9 @@ Statuses = Annotated[
 ]
 
 
+_AlertName = Annotated[str, Field(min_length=1)]
+
+
 class EndedRuns(PlaybookModel):
     """Ends of other playbooks' runs."""
 
@@ -63,7 +66,7 @@ class Trigger(PlaybookModel):
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in _BEGINNINGS]})
 
-    alert: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+    alert: _AlertName | Annotated[tuple[_AlertName, ...], Field(min_length=1)] | None = Field(
         None, description="The alertname, or a list of them."
     )
     manual: Manual | None = Field(None, description="Only people start it.")

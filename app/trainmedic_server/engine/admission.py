@@ -17,12 +17,12 @@ from trainmedic_server.domain.alert import EVENT, Alert, AlertRecord, AlertStatu
 from trainmedic_server.domain.event_codec import DECIDED, recorded
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.memory import RunMemory
-from trainmedic_server.domain.playbook import ON_LIMITED, PHASES, ActionStep, Guards, Mode
+from trainmedic_server.domain.playbook import ON_LIMITED, PHASES, Guards, Mode
 from trainmedic_server.domain.reaction import Reaction, merged
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status, StepState
 from trainmedic_server.domain.selectors import Selection, Selector
 from trainmedic_server.domain.time_gaps import Ago
-from trainmedic_server.engine import guards, pausing, plan, scope, step_sequence
+from trainmedic_server.engine import guards, pausing, plan, preview, scope, step_sequence
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand, StartedRun, events_of_rejected
 from trainmedic_server.engine.admission_facts import AdmissionFacts
 from trainmedic_server.engine.matching import Candidate, Key, MatchedAlert, PreparedDelivery
@@ -484,11 +484,10 @@ class Admitter:
 
     def _observed_summary(self, run: Run, playbook: CompiledPlaybook) -> str:
         if not run.is_group or run.target is None:
-            return f"would have applied {run.action_taken or 'nothing'}"
+            return preview.summary(run.steps)
         selection = self.selection(run.target)
         count = len(selection.members) if isinstance(selection, Selection) else 0
-        actions = [step.action for step in playbook.definition.steps if isinstance(step, ActionStep)]
-        return f"would have applied {', '.join(actions) or 'nothing'} to {count} members"
+        return f"{preview.group_summary(playbook)} to {count} members"
 
     def _new_run(
         self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision, parent: Run | None = None

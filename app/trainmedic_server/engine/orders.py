@@ -40,7 +40,9 @@ def accept(
                 raise errors.Conflict(f"run {run.id} is closed already; it is {run.status}")
         case OrderKind.UNDO:
             if not _can_be_undone(tx, run):
-                raise errors.Conflict(f"run {run.id} has applied nothing that can be undone")
+                is_done = run.undone_at is not None
+                why = "is undone already" if is_done else "has applied nothing that can be undone"
+                raise errors.Conflict(f"run {run.id} {why}")
         case OrderKind.CLOSE_UNDO:
             if run.is_open:
                 raise errors.Conflict(f"run {run.id} is open; cancel it first, then close its pending undo")

@@ -14,7 +14,7 @@ from trainmedic_server.domain import group, places, selectors
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.approval import StepAhead
 from trainmedic_server.domain.identity import Unresolved
-from trainmedic_server.domain.playbook import APPROVAL, WaitStep
+from trainmedic_server.domain.playbook import APPROVAL, ActionStep, WaitStep
 from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import scope, step_sequence
@@ -27,6 +27,9 @@ from trainmedic_server.presentation import times
 _TIMED_OUT = re.compile(r"""\s*steps\.(?P<step>\w+)\.status\s*==\s*["']timed_out["'](?=\s*\Z|\s+and\b)""")
 
 
+_DEPENDS = "would depend on how the run goes: "
+
+
 def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> StepState:
     # As mode observe records it: skipped, or with the parameters that it would have.
     message = None
@@ -34,7 +37,7 @@ def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Step
         if not playbook.when(state.phase, state.index, names):
             return replace(state, status=StepStatus.SKIPPED, message="its condition was not met")
     except errors.ExpressionError:
-        message = f"would depend on how the run goes: {step_sequence.step_definition(playbook, state).when}"
+        message = f"{_DEPENDS}{step_sequence.step_definition(playbook, state).when}"
     params = state.params
     if state.kind == "action":
         try:
@@ -43,6 +46,26 @@ def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Step
         except errors.ExpressionError as error:
             message = f"its parameters depend on the run: {error}"
     return replace(state, status=StepStatus.OBSERVED, message=message, params=params)
+
+
+def summary(steps: Sequence[StepState]) -> str:
+    """Return the message of an observed run."""
+    acting = [step for step in steps if step.action and step.status is StepStatus.OBSERVED]
+    return _would_have_applied([(str(step.action), (step.message or "").startswith(_DEPENDS)) for step in acting])
+
+
+def group_summary(playbook: CompiledPlaybook) -> str:
+    """Return the same of a group, up to the number of its members."""
+    acting = [step for step in playbook.definition.steps if isinstance(step, ActionStep)]
+    return _would_have_applied([(step.action, step.when is not None) for step in acting])
+
+
+def _would_have_applied(actions: Sequence[tuple[str, bool]]) -> str:
+    """``actions``: name, and whether a condition would decide at the run."""
+    certain = ", ".join(action for action, is_conditional in actions if not is_conditional)
+    possible = ", ".join(action for action, is_conditional in actions if is_conditional)
+    told = f"would have applied {certain or 'nothing'}"
+    return f"{told}, and depending on the run {possible}" if possible else told
 
 
 def steps_after(

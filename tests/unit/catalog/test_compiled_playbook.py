@@ -100,6 +100,7 @@ def test_a_number_from_a_template_is_text_where_text_is_wanted() -> None:
     ("given", "told"),
     [
         ("steps_back: '{{ labels.word }}'", "steps_back: must be a whole number"),
+        ("steps_back: '{{ labels.word == labels.word }}'", "steps_back: must be a number"),
         ("steps_back: '{{ labels.missing }}'", "there is no 'missing' here"),
         ("how: '{{ labels.word }}'", "how: 'x' is not one of fast, safe"),
     ],

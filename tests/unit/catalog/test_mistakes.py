@@ -87,6 +87,13 @@ def test_members_of_a_step_and_of_its_output_are_known_for_every_action(action: 
     assert [scope_check.check(tree, names) for tree in trees] == [[]] * len(members)
 
 
+@pytest.mark.parametrize("retry", ["{attempts: 0}", "{attempts: 101}", "{attempts: 3, delay: 2}", "{backoff: 0}"])
+def test_a_wrong_part_of_retry_gets_no_advice_for_the_whole(retry: str) -> None:
+    """It was told to write attempts: 0, or the delay as attempts."""
+    (told,) = problems_of(f"{BASE}  - {{action: notify, with: {{message: a}}, retry: {retry}}}\n")
+    assert "write retry" not in told
+
+
 def test_text_for_a_number_is_one_mistake() -> None:
     """A factor may be whole or not."""
     scale = "  - {action: job.scale_lr, with: {factor: half}}\n"

@@ -197,6 +197,8 @@ async def test_a_person_closes_an_undo_that_cannot_be_certain(world: MakeWorld) 
     await w.engine.order(run.id, OrderKind.UNDO, "bob")
     await w.pass_time(1)
     assert (await w.run()).steps[0].undo.status is UndoStatus.DONE  # type: ignore[union-attr]
+    with pytest.raises(errors.Conflict, match="is undone already"):
+        await w.engine.order(run.id, OrderKind.UNDO, "bob")
 
 
 async def test_an_undo_in_flight_is_closed_only_if_it_does_not_succeed(world: MakeWorld) -> None:
