@@ -65,6 +65,14 @@ def copied_options(optimizer: Any) -> list[dict[str, Any]]:
     ]
 
 
+def put_copied_options(optimizer: Any, copied: Sequence[Mapping[str, Any]]) -> None:
+    """Set the groups' options to those copied, without later ones."""
+    for group, options in zip(optimizer.param_groups, copied, strict=True):
+        for key in group.keys() - options.keys() - {"params"}:
+            del group[key]
+    put_options(optimizer, optimizer.param_groups, copied)
+
+
 def put_options(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
     """Set the groups' options to ``saved``, in the tensors of ``before``."""
     for group, own, values in zip(optimizer.param_groups, before, saved, strict=True):

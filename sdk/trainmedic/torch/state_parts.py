@@ -11,7 +11,7 @@ from torch import nn
 
 from trainmedic.errors import ConfigurationError, described
 from trainmedic.torch.optimizer_attributes import OptimizerAttributes
-from trainmedic.torch.optimizer_states import copied_options, load_state, put_options, state_of
+from trainmedic.torch.optimizer_states import copied_options, load_state, put_copied_options, state_of
 from trainmedic.torch.tensor_names import named_as, plain_name
 
 log = logging.getLogger("trainmedic")
@@ -75,7 +75,7 @@ class StateParts:
                     options[name] = copied_options(part)
         # Schedulers such as fairseq's set the present step's rate when they are loaded.
         for name, saved in options.items():
-            put_options(self.by_name[name], self.by_name[name].param_groups, saved)
+            put_copied_options(self.by_name[name], saved)
 
     def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
         buffers = {}
