@@ -24,7 +24,7 @@ from trainmedic_core import gpu_names
 from trainmedic_core.once import once
 from trainmedic_core.target_labels import HOST_LABELS, NODE_LABELS, UUID_LABELS
 from trainmedic_server.domain import exporters, host_lists, own_source
-from trainmedic_server.domain.alert_labels import AlertLabels, Label
+from trainmedic_server.domain.alert_labels import EXPORTED, AlertLabels, Label
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spelling, spelled
 from trainmedic_server.domain.topology import Pod, Topology
@@ -239,6 +239,8 @@ class NodeEvidence:
 
     def _of_known(self, known: Sequence[Naming]) -> str | Unresolved:
         unknown = [naming for naming in self.subjects if not naming.nodes]
+        if len(_common(known)) != 1 and self.is_of_central:
+            known = [naming for naming in known if not self._is_of_scrape(naming)]
         common = _common(known)
         if len(common) != 1:
             shown = "; ".join(naming.described(self._topology) for naming in known[:_SHOWN])
@@ -267,6 +269,13 @@ class NodeEvidence:
                 shown = "; ".join(naming.described(self._topology) for naming in (*known, *others)[:_SHOWN])
                 return Unresolved("target_ambiguous", f"the labels name more than one node: {shown}")
         return self._other_node_of_exporter(node) or node
+
+    def _is_of_scrape(self, naming: Naming) -> bool:
+        """Return whether the scrape added the label over the metric's own: the node of the exporter's pod."""
+        pod = None if self._instance is None else self._pod_at(self._instance.host)
+        if pod is None or naming.label.is_exported or self._topology.known.name_of(pod.node) not in naming.nodes:
+            return False
+        return bool(self._labels.under(f"{EXPORTED}{naming.label.name.lower()}"))
 
     def _other_node_of_exporter(self, node: str) -> Unresolved | None:
         """Refuse if the exporter's pod measures its own node, which is not `node`."""

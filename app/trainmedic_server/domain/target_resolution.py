@@ -148,9 +148,23 @@ def _gpu(labels: AlertLabels, topology: Topology) -> Target | Unresolved:
         return gpu
     if isinstance(node, Unresolved):
         return node
+    if (other := _other_address(labels, gpu, node, topology)) is not None:
+        return Unresolved("target_ambiguous", f"the labels disagree on the GPU: {gpu!r}, {other}")
     # Use the agent's spelling: two spellings of a UUID must not be two targets.
     reported = topology.agents.gpus_by_key.get(gpu_names.key(gpu)) if not gpu_names.is_of_one_node(gpu) else None
     return Target(TargetKind.GPU, node=node, gpu=gpu if reported is None else reported.uuid)
+
+
+def _other_address(labels: AlertLabels, gpu: str, node: str, topology: Topology) -> Label | None:
+    """Return a label with the PCI address of another card of the node than that of an index."""
+    if not gpu_names.is_index(gpu):
+        return None
+    cards, key = topology.agents.gpus_by_key, gpu_names.key(gpu, node)
+    for label in labels.of(PCI_LABELS):
+        card = cards.get(gpu_names.key(label.value, node)) if gpu_names.normal_pci(label.value) else None
+        if card is not None and key in cards and cards[key] is not card:
+            return label
+    return None
 
 
 # A container counts its own GPUs from 0.

@@ -110,9 +110,9 @@ class EngineContents:
             engine.optimizer.load_state_dict(states[_OPTIMIZER])
         parts.restore_buffers(own["buffers"])
         parts.restore_extra_states(own.get("extra", {}))
-        put_options(engine.optimizer, before, own["groups"])
         for name, part in self._other_parts(parts).items():
             part.load_state_dict(own["others"][name])
+        put_options(engine.optimizer, before, own["groups"])  # after schedulers, which may set rates when loaded
 
     def _other_parts(self, parts: StateParts) -> Mapping[str, Any]:
         others = {name: part for name, part in parts.by_name.items() if name != "model"}

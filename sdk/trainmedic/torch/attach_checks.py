@@ -35,6 +35,16 @@ def check_parts(job: str, parts: StateParts, keeps_own: bool, carried: Sequence[
             log.warning("%s: no parameter of %s requires a gradient: nothing is trained", job, name)
 
 
+def check_even_steps(parts: StateParts) -> None:
+    """Raise ConfigurationError within ``join()`` of PyTorch's, which lets ranks end at different steps."""
+    for name, module in parts.modules().items():
+        if getattr(getattr(module, "_join_config", None), "enable", False):
+            raise ConfigurationError(
+                f"{name}: join() lets ranks take different numbers of steps, and a checkpoint would wait for ranks "
+                "that have ended: give every rank as many batches, as DistributedSampler does, and leave out join()"
+            )
+
+
 def _check_has_values(parts: StateParts) -> None:
     for part, module in parts.modules().items():
         empty = [name for name, tensor in _tensors(module) if tensor.is_meta]

@@ -47,6 +47,11 @@ class _RateSlot:
         else:
             self._container[self._key] = value
 
+    @property
+    def address(self) -> int | None:
+        held = self._container[self._key]
+        return held.data_ptr() if isinstance(held, torch.Tensor) else None
+
 
 class _LastChange(NamedTuple):
     expected: list[float]  # rates right after it, by group
@@ -252,7 +257,12 @@ class LearningRate:
         scheduled: dict[Name, float | None] = {
             ("group", number, "lr"): each for number, each in enumerate(self._scheduled())
         }
+        rescaled: dict[int | None, Name] = {}  # by address: PyTorch gives all groups the same tensor
         for slot in self._slots():
+            if (shared := rescaled.get(slot.address)) is not None:
+                self._written[slot.name] = self._written[shared]
+                self._scheduled_then[slot.name] = scheduled.get(slot.name)
+                continue
             old = 1.0 if slot.name in unscaled else total
             held = slot.read()
             written, raw = self._written.get(slot.name, (None, 0.0))
@@ -266,6 +276,8 @@ class LearningRate:
                 slot.write(scaled)
             self._written[slot.name] = (slot.read(), raw)
             self._scheduled_then[slot.name] = scheduled.get(slot.name)
+            if (address := slot.address) is not None:
+                rescaled[address] = slot.name
         self.scale = new
         self._mark()
 

@@ -58,6 +58,21 @@ def options_of(optimizer: Any) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
+def copied_options(optimizer: Any) -> list[dict[str, Any]]:
+    return [
+        {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in options.items()}
+        for options in options_of(optimizer)
+    ]
+
+
+def put_copied_options(optimizer: Any, copied: Sequence[Mapping[str, Any]]) -> None:
+    """Set the groups' options to those copied, without later ones."""
+    for group, options in zip(optimizer.param_groups, copied, strict=True):
+        for key in group.keys() - options.keys() - {"params"}:
+            del group[key]
+    put_options(optimizer, optimizer.param_groups, copied)
+
+
 def put_options(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
     """Set the groups' options to ``saved``, in the tensors of ``before``."""
     for group, own, values in zip(optimizer.param_groups, before, saved, strict=True):

@@ -57,8 +57,9 @@ class OptimizerSteps:
         self.stop_watching_others()
 
     def watch_others(self) -> None:
-        """Count other optimizers' steps on these parameters, if none of the known ones has stepped."""
-        if self.is_hooked and not self.count and self._other_handle is None:
+        """Count other optimizers' steps on these parameters."""
+        if self.is_hooked and self._other_handle is None:
+            self.other_count = 0
             disable: Any = torch.compiler.disable
             self._other_handle = register_optimizer_step_pre_hook(disable(self._before_any_step))
 
@@ -131,7 +132,11 @@ def _inner(optimizer: Any) -> list[torch.optim.Optimizer]:
         inner = getattr(optimizer, name, None)
         if isinstance(inner, torch.optim.Optimizer) and inner is not optimizer:
             return [inner]
-    # The loop may call another method of the outer optimizer than `step`, as with SAM. This method steps the inner one.
-    groups = list(map(id, getattr(optimizer, "param_groups", ())))
+    # The loop may call another method of the outer optimizer than `step`, as with SAM. This method steps the inner one,
+    # or several that share its groups among them.
+    groups = _ids(getattr(optimizer, "param_groups", ()))
     inner_ones = {id(inner): inner for _, inner in inner_optimizers(optimizer) if inner is not optimizer}
-    return [inner for inner in inner_ones.values() if list(map(id, inner.param_groups)) == groups]
+    whole = [inner for inner in inner_ones.values() if _ids(inner.param_groups) == groups]
+    parts = list(inner_ones.values())
+    have_all = bool(parts) and sorted(map(id, _groups_of(parts))) == sorted(groups)
+    return whole or (parts if have_all else [])

@@ -149,7 +149,9 @@ class RateCommands:
         self._watch = _Watch(scale_before)
         self._training.rate.watch(scale_before)
         self._steps.observer = self._observe_update
-        self._steps.watch_others()
+        self._steps.stop_watching_others()
+        if not self._steps.count:
+            self._steps.watch_others()
 
     def step_done(self) -> None:
         with self._timer.lock:
@@ -167,8 +169,12 @@ class RateCommands:
         self._check_overwritten(watch)
         is_observed = self._steps.count > 0  # at all; the loop may update by other methods than `step`
         updates = len(watch.used) if is_observed else watch.boundaries
+        if not watch.used:
+            self._steps.watch_others()
+        # The loop may have replaced an optimizer that stepped before.
+        is_replaced = not watch.used and self._steps.other_count >= _UPDATES and watch.boundaries > self._steps.period
         unanswered = [each for each in self.pending if not each.command.is_answered]
-        if watch.overwritten is not None or updates >= _UPDATES:
+        if watch.overwritten is not None or updates >= _UPDATES or is_replaced:
             self._answer("")
         elif unanswered:
             seconds = self._training.medic.progress.pace.median_step_seconds() or 0.0
@@ -266,7 +272,7 @@ class RateCommands:
         reason = ""
         if watch.overwritten is not None:
             reason = self._revert(watch.overwritten, is_boundary)
-        elif not ended_because and self._steps.other_count and not self._steps.count:
+        elif not ended_because and self._steps.other_count and not watch.used:
             # Not when an answer is late: the ranks may not be at the same boundary then.
             reason = self._revert_unused()
         for each in pending:

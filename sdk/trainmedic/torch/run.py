@@ -14,6 +14,7 @@ from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import problem
 from trainmedic.recovery.pausing import LoopPause
 from trainmedic.torch import randomness
+from trainmedic.torch.attach_checks import check_even_steps
 from trainmedic.torch.boundary import BoundaryWatches, StepBoundary
 from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints, without_memory
 from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
@@ -251,6 +252,8 @@ class Run:
 
     def _begin(self) -> None:
         self._is_begun = True
+        if self.training.storage is not None and self.training.medic.world_size > 1:
+            check_even_steps(self.training.parts)
         self._restore.warn_of_foreign_checkpoints()
         self._begin_memory(resumes=False)
         self._save_at_start()

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainmedic.errors import ConfigurationError, described
 from trainmedic.torch.optimizer_attributes import OptimizerAttributes
-from trainmedic.torch.optimizer_states import load_state, state_of
+from trainmedic.torch.optimizer_states import copied_options, load_state, put_copied_options, state_of
 from trainmedic.torch.tensor_names import named_as, plain_name
 
 log = logging.getLogger("trainmedic")
@@ -62,6 +62,7 @@ class StateParts:
     def restore(self, states: Mapping[str, Any]) -> None:
         """Restore `capture`'s output. An error may leave some parts restored."""
         self.attributes.restore(states.get(ATTRIBUTES, {}))
+        options: dict[str, list[dict[str, Any]]] = {}
         for name, part in self.by_name.items():
             state = states[name]
             if isinstance(part, nn.Module):
@@ -70,6 +71,11 @@ class StateParts:
                 log.warning("%s was disabled when the checkpoint was written; it starts afresh", name)
             else:
                 load_state(part, state)
+                if name in self.optimizer_parts():
+                    options[name] = copied_options(part)
+        # Schedulers such as fairseq's set the present step's rate when they are loaded.
+        for name, saved in options.items():
+            put_copied_options(self.by_name[name], saved)
 
     def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
         buffers = {}

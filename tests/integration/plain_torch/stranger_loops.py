@@ -194,11 +194,12 @@ def sharpened(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
 
 
 def compiled(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
-    """Model and update are compiled, with the rate in a tensor."""
+    """Model and update are compiled, with the rate in a tensor that both groups share."""
     torch.compiler.reset()  # it compiles only so many optimizers in a process
     model = nn.Sequential(nn.Linear(12, 16), nn.GELU(), nn.Linear(16, 4))
     compiled_model: Any = torch.compile(model, backend="eager")
-    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), foreach=False, capturable=False)
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "weight_decay": 0.1}]
+    optimizer = torch.optim.Adam(groups, lr=torch.tensor(0.01), foreach=False, capturable=False)
     update: Any = torch.compile(lambda: optimizer.step(), backend="eager", fullgraph=False)
     loader = DataLoader(images(), 8, shuffle=True, drop_last=True)
     with protected(medic, directory, model=compiled_model, optimizer=optimizer, loader=loader) as run:
@@ -534,6 +535,74 @@ def dampened(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
                 course.note(step, loss, rates)
 
 
+class Both:
+    """Two optimizers as one, in no class of PyTorch's: one for matrices, one for the rest."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = optimizers
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"each": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for optimizer, held in zip(self.optimizers, state["each"], strict=True):
+            optimizer.load_state_dict(held)
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+class InverseRoot:
+    """A schedule of updates, as fairseq and Megatron-LM have them: it sets the rate when it is made and when it is
+    loaded, too."""
+
+    def __init__(self, optimizer: Any, warmup: int = 10) -> None:
+        self.optimizer, self.warmup = optimizer, warmup
+        self.step_update(0)
+
+    def step_update(self, count: int) -> None:
+        self.count = count
+        share = min((count + 1) / self.warmup, (self.warmup / (count + 1)) ** 0.5)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["largest"] * share
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step_update(state["count"])
+
+
+def updated(medic: trainmedic.Medic, directory: Path, course: Course) -> None:
+    model = nn.Sequential(nn.Linear(12, 16), nn.GELU(), nn.Linear(16, 4))
+    matrices = [{"params": [model[0].weight, model[2].weight], "largest": 0.05}]
+    optimizer = Both(
+        torch.optim.SGD(matrices, lr=0.05, momentum=0.9, nesterov=True, foreach=True),
+        torch.optim.AdamW([{"params": [model[0].bias, model[2].bias], "largest": 0.01}], lr=0.01, fused=True),
+    )
+    schedule = InverseRoot(optimizer)
+    loader = DataLoader(images(), 8, shuffle=True)
+    with protected(medic, directory, model=model, optimizer=optimizer, scheduler=schedule, loader=loader) as run:
+        for batch, classes in run.batches(steps=course.steps):
+            with run.step() as step:
+                loss = functional.cross_entropy(model(batch), classes)
+                optimizer.zero_grad()
+                loss.backward()
+                rates = rates_of(optimizer)
+                optimizer.step()
+                schedule.step_update(step.number)
+                course.note(step, loss, rates)
+
+
 LOOPS: tuple[Callable[[trainmedic.Medic, Path, Course], None], ...] = (
     adversarial,
     unknown_schedulers,
@@ -549,4 +618,5 @@ LOOPS: tuple[Callable[[trainmedic.Medic, Path, Course], None], ...] = (
     schedule_free,
     looked_ahead,
     dampened,
+    updated,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,3 +108,21 @@ def test_weights_outside_of_modules_are_named(kind: str, medic: trainmedic.Medic
     run.resume()
     assert weights[0].tolist() == [[3.0, 3.0]]
     run.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_ranks_that_may_end_at_different_steps_are_refused(
+    medic: trainmedic.Medic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, is_joined: bool
+) -> None:
+    """Within ``join()`` a checkpoint would wait half an hour for those that have ended."""
+    model = nn.Linear(2, 1)
+    model._join_config = SimpleNamespace(enable=is_joined)
+    run = trainmedic.torch.attach(medic, model=model, optimizer=sgd(model), checkpoints=tmp_path)
+    monkeypatch.setattr(medic, "world_size", ranks)
+    with run:
+        if is_joined and ranks > 1:
+            with pytest.raises(ConfigurationError, match="leave out join"):
+                run.step()
+        else:
+            run.step()

@@ -148,6 +148,24 @@ def test_the_rate_of_an_optimizer_that_the_loop_does_not_step_is_never_applied(o
     assert (loop.run.training.rate.scale, given.param_groups[0]["lr"], set(loop.used.values())) == (1.0, 0.1, {0.1})
 
 
+def test_an_optimizer_that_the_loop_replaces_later_is_not_scaled(own: Callable[..., Own]) -> None:
+    """As where Adam is followed by SGD. The change before it was applied, and its undo finds a rate to restore."""
+    loop = own()
+    given = loop.optimizer
+
+    def replace() -> None:
+        loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+
+    half = loop.sent("job.scale_lr", factor=0.5)
+    undo = loop.sent.undo(0, "job.scale_lr", factor=2.0)
+    loop.train(60, never, {5: half, 10: replace, 20: half, 30: undo})
+    replies = loop.sent.replies()
+    assert [reply.status for reply in replies] == ["applied", "failed", "applied"]
+    assert replies[0].output["verified"]["learning_rate"]["updates"] == 2
+    assert "another optimizer" in replies[1].output["reason"]
+    assert (loop.run.training.rate.scale, given.param_groups[0]["lr"]) == (1.0, 0.1)
+
+
 def test_an_optimizer_of_other_parameters_says_nothing_about_a_rate(own: Callable[..., Own]) -> None:
     # As of a discriminator, in a loop that updates the scaled one's parameters by a method of its own.
     loop = own()

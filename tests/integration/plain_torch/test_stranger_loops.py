@@ -96,6 +96,19 @@ def test_a_restart_goes_on_in_the_middle_of_an_epoch(stranger: Stranger) -> None
     assert resumed.losses == {step: calm.losses[step] for step in range(31, 61)}
 
 
+@pytest.mark.parametrize("stranger", [loops.compiled, loops.updated, loops.self_distilled], indirect=True)
+def test_a_scaled_rate_outlives_a_rollback_and_a_restart_once(stranger: Stranger) -> None:
+    """From the first step on, once, whether the checkpoint was written before or after the change."""
+    half = stranger.sent("job.scale_lr", factor=0.5)
+    calm, back = stranger.calm(), stranger.train("back", {22: half, 35: stranger.sent("job.rollback", step=20)})
+    assert [reply.status for reply in stranger.sent.replies()] == ["applied", "applied"]
+    assert ratios(back, calm, range(21, 61)) == [0.5]
+    stranger.train("ended", {22: half}, steps=33)
+    resumed = stranger.train("ended")
+    assert min(resumed.rates) == 31
+    assert ratios(resumed, calm, range(31, 61)) == [0.5]
+
+
 @pytest.mark.parametrize("stranger", [loops.detector], indirect=True)
 def test_a_warmup_of_the_loops_own_does_not_rule_out_later_commands(stranger: Stranger) -> None:
     half = stranger.sent("job.scale_lr", factor=0.5)

@@ -82,6 +82,10 @@ def named(kind: str, labels: dict[str, str]) -> str:
 
 
 CLEAR: list[tuple[str, dict[str, str], str]] = [
+    # a scrape that adds the node of the exporter's pod, and labels that agree on a card
+    ("node", {**KSM, "exported_node": "hgx-11", "node": "hgx-12", "condition": "DiskPressure"}, "hgx-11"),
+    ("gpu", {"gpu": "01", "pci_bus_id": "00000000:3C:00.0", "node": "hgx-11"}, "hgx-11/01"),
+    ("gpu", {"gpu": "0", "pci_bus_id": "00000000:77:00.0", "node": "hgx-11"}, "hgx-11/0"),
     # a node whose agent is gone, whose name has changed, or that never had an agent
     ("node", {"node": "hgx-09", "job": "kubelet"}, "hgx-09"),
     ("node", {"instance": "hgx-09:9100", "job": "node"}, "hgx-09"),
@@ -167,7 +171,6 @@ UNCLEAR: list[tuple[str, dict[str, str], str]] = [
     ("gpu", {"UUID": U11, "deviceuuid": U12}, "target_ambiguous"),
     ("node", {"host": "hgx-12", "instance": "hgx-11:9273", "job": "web"}, "target_ambiguous"),
     ("node", {"host": "hgx-12", "node": "hgx-11"}, "target_ambiguous"),
-    ("node", {"exported_node": "hgx-11", "node": "hgx-12", **KSM}, "target_ambiguous"),
     ("node", {"nodelist": "hgx-[11-12]", "node": "hgx-11", "job": "slurm"}, "target_ambiguous"),
     ("node", {"node": "hgx-11,hgx-12", "instance": "slurm-head:9341"}, "target_ambiguous"),
     ("node", {**DCGM_12, "Hostname": "hgx-11", "instance": "10.60.2.2:9400"}, "target_ambiguous"),
@@ -218,6 +221,10 @@ UNCLEAR: list[tuple[str, dict[str, str], str]] = [
         for label in ("gpu", "gpu_index")
     ),
     ("gpu", {"gpu": "0", "gpu_id": "0000:3c:00.0", "node": "hgx-11"}, "target_ambiguous"),
+    ("gpu", {"gpu": "0", "pci_bus_id": "00000000:3C:00.0", "node": "hgx-11"}, "target_ambiguous"),
+    # the scrape's label only counts as the exporter's place if the exporter measures other nodes
+    ("node", {"exported_node": "hgx-11", "node": "hgx-12", "job": "node"}, "target_ambiguous"),
+    ("node", {**KSM, "exported_node": "hgx-11", "node": "store-1", "nodename": "hgx-12"}, "target_ambiguous"),
 ]
 JOBS_OF: list[tuple[dict[str, str], str]] = [
     ({"job_name": "wav2", "instance": "10.60.1.40:8000"}, "wav2"),

@@ -114,18 +114,19 @@ class ShardedContents:
         # Shards lack buffers, which are in the own file; pass the present ones along.
         set_model_state_dict(self._model, {**get_model_state_dict(self._model), **content["model"]})
         parts.restore_buffers(own["buffers"])
+        before = {name: options_of(optimizer) for name, optimizer in self._optimizers.items()}
         for name, optimizer in self._optimizers.items():
-            before = options_of(optimizer)
             if name in own["fresh"]:
                 optimizer.state.clear()
             else:
                 held = get_optimizer_state_dict(self._model, optimizer)
                 set_optimizer_state_dict(self._model, optimizer, {**held, "state": content[name]})
-            put_options(optimizer, before, own["groups"][name])
         if "attributes" in own:  # absent in earlier releases
             parts.attributes.restore(own["attributes"])
         for name, part in self._other_parts(parts).items():
             part.load_state_dict(own["others"][name])
+        for name, optimizer in self._optimizers.items():  # after schedulers, which may set rates when they are loaded
+            put_options(optimizer, before[name], own["groups"][name])
 
     def meshes(self, parts: StateParts) -> Sequence[Any]:
         meshes: list[Any] = []

@@ -119,6 +119,18 @@ def test_a_scaled_rate_follows_its_schedule_at_that_scale(kind: str, tensors: bo
         assert mine == pytest.approx([0.3 * rate for rate in theirs], rel=1e-5 if tensors else 1e-12)
 
 
+@pytest.mark.parametrize("kind", ["none", "CosineAnnealingLR"])
+def test_a_rate_in_a_tensor_of_several_groups_is_scaled_once(kind: str) -> None:
+    """PyTorch gives all groups the tensor that is passed as ``lr``."""
+    shared, weights = torch.tensor(0.1), [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    optimizer = torch.optim.SGD([{"params": [weight]} for weight in weights], lr=shared)
+    rate = LearningRate(optimizer, SCHEDULERS[kind](optimizer))
+    rate.multiply(0.5)
+    assert (rate.values, float(shared)) == (pytest.approx([0.05] * 3), pytest.approx(0.05))
+    rate.set_scale(1.0)
+    assert rate.values == [float(torch.tensor(0.1))] * 3
+
+
 @pytest.mark.parametrize("kind", SCHEDULERS)
 def test_a_scale_that_is_taken_back_leaves_no_trace(kind: str) -> None:
     """To the bit, where nothing happened in between; and the schedule goes on as if nothing had been."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -57,6 +58,17 @@ def test_wrappers_around_each_other_are_counted() -> None:
     steps = OptimizerSteps([first])
     first.step()
     assert steps.count == 1
+
+
+def test_optimizers_that_share_the_groups_of_another_are_hooked() -> None:
+    # As in a container of optimizers that is no optimizer of PyTorch's.
+    members = [torch.optim.SGD([parameter()], lr=0.1) for _ in range(2)]
+    groups = [group for member in members for group in member.param_groups]
+    steps = OptimizerSteps([SimpleNamespace(optimizers=members, param_groups=groups)])
+    members[1].step()
+    assert (steps.is_hooked, steps.count) == (True, 1)
+    further = {"params": [parameter()]}  # which neither of them steps
+    assert not OptimizerSteps([SimpleNamespace(optimizers=members, param_groups=[*groups, further])]).is_hooked
 
 
 def test_only_a_stranger_of_the_same_parameters_is_another_optimizer() -> None:
