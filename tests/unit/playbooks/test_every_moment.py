@@ -138,6 +138,9 @@ async def _play(case: Case) -> Played:
             resolved_at = await _resolve(engine, clock, alert)
             continue
         run = await _run(store)
+        is_last = case.resolved is None and case.book.definition.guards.again is None
+        if run is not None and not run.is_open and is_last:
+            break  # no order can come to it any more
         if run is not None and run.is_open and (order is not OrderKind.REJECT or run.waiting_on == "approval"):
             await engine.order(run.id, order, "ann", undo=case.undo)
     if resolved_at is None:
