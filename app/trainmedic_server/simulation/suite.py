@@ -295,6 +295,10 @@ class _Scenario:
         page, _ = await self.store.page(HistoryFilter(), 1000, None)
         return page
 
+    async def _unfinished(self) -> Sequence[Run]:
+        """Cheaper than `_runs`."""
+        return await self.store.transact(lambda tx: tx.unfinished())
+
     async def _run_until_idle(self) -> None:
         await self.clock.sleep_until(self.clock.now() + _SETTLE)
         while self.ends is not None and await self.ends.tell():
@@ -309,7 +313,7 @@ class _Scenario:
             await self._run_until_idle()
             return
         latest = self.clock.now() + _PATIENCE
-        while self.clock.now() < latest and any(_is_busy(run) for run in await self._runs()):
+        while self.clock.now() < latest and any(_is_busy(run) for run in await self._unfinished()):
             await self._pass_until(self.clock.now() + _POLL_EVERY)
             await self._run_until_idle()
 

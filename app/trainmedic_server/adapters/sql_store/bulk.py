@@ -54,6 +54,8 @@ class BulkInsert:
 
     def run(self, connection: sa.Connection, rows: Iterable[Sequence[Any]]) -> None:
         encoded = [converted(row, self._encoders) for row in rows]
+        if not encoded:  # of most tables a transaction writes nothing
+            return
         start, left = 0, len(encoded)
         for count, text in self._texts:
             while left >= count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -225,10 +226,15 @@ def firing(names: Collection[str] | None, dialect: sa.Dialect) -> sa.Select[Any]
     """Select unresolved alerts. Names are compared with labels: ``alert_name`` is that of the first report."""
     if names is None:
         return _FIRING
+    return _firing_of(tuple(sorted(names)), dialect.name)
+
+
+@lru_cache(maxsize=64)  # each look at playbooks and rules asks for the same names
+def _firing_of(names: tuple[str, ...], dialect: str) -> sa.Select[Any]:
     labels = sa.type_coerce(alerts.c.labels, Text)
     # One list: a condition for each name costs seconds for a few hundred, and SQLite takes no more than a thousand.
-    if dialect.name == "sqlite":
-        return _FIRING.where(sa.func.json_extract(labels, "$.alertname").in_(sorted(names)))
+    if dialect == "sqlite":
+        return _FIRING.where(sa.func.json_extract(labels, "$.alertname").in_(names))
     # As JSON text: PostgreSQL reads no JSON with a NUL, which an alert map may have set in any label.
-    stated = [encode_json(name)[1:-1] for name in sorted(names)]
+    stated = [encode_json(name)[1:-1] for name in names]
     return _FIRING.where(sa.func.substring(labels, _NAME_IN_JSON).in_(stated))
