@@ -21,9 +21,9 @@ from trainmedic_server.engine.service import Engine
 from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.present import Present
-from trainmedic_server.ports.store import History, HistoryFilter
+from trainmedic_server.ports.store import History, HistoryFilter, Values
 
-MOST = 500  # Most open runs in an answer, and most with a pending undo. Others are counted.
+MOST = 500  # Most open runs in an answer, and most with a pending undo; as many members of groups. Others are counted.
 MOST_ENDED = 200  # Most ended runs that are searched: for changes without an undo, and for failures
 LASTING_CHANGES_FOR = timedelta(days=7)  # Age of a run up to which its changes without an undo are listed
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)  # statuses of runs that may have acted
@@ -134,6 +134,7 @@ class NowApi:
         open_runs, _ = await self._history.page(HistoryFilter(is_open=True), MOST, None)
         owing, _ = await self._history.page(HistoryFilter(owes_undo=True), MOST, None)
         ended, covered_since = await self._ended_runs(now)
+        members, ended_members, of_members = await self._members([*open_runs, *owing, *ended], now)
         counts = await self.present.open_counts()
         alerts = await self.present.alerts_of_runs([run.id for run in (*open_runs, *owing)])
         orders = await self.present.orders_of_runs([run.id for run in open_runs])
@@ -146,10 +147,12 @@ class NowApi:
             breaker=breaker_of(controls),
             approvals=asked.items,
             changed=[
-                *change_views(_pending_changes([*open_runs, *owing], alerts)),
-                *change_views(_lasting_changes([*open_runs, *owing, *ended], self._engine.leaves_change)),
+                *change_views(_pending_changes([*open_runs, *owing, *members], alerts)),
+                *change_views(
+                    _lasting_changes([*open_runs, *owing, *ended, *members, *ended_members], self._engine.leaves_change)
+                ),
             ],
-            changed_since=covered_since,
+            changed_since=max(covered_since, of_members),
             running=[_running(run, nexts[run.id]) for run in open_runs if run.status is not Status.AWAITING_APPROVAL],
             failed=await self._failed(now, open_runs),
             lost=await self._lost(now),
@@ -157,15 +160,25 @@ class NowApi:
             counts=CountsView(
                 open=dict(counts.by_status),
                 owing=counts.owing,
-                left_out=max(sum(counts.by_status.values()) + counts.owing - len(open_runs) - len(owing), 0),
+                left_out=max(sum(counts.by_status.values()) + counts.owing - len(open_runs) - len(owing), 0)
+                + max(sum(map(_unfinished_members, (*open_runs, *owing))) - len(members), 0),
             ),
             notifications=self._notifications,
         )
 
-    async def _ended_runs(self, now: datetime) -> tuple[list[Run], datetime]:
+    async def _members(self, runs: Sequence[Run], now: datetime) -> tuple[list[Run], list[Run], datetime]:
+        """Return members of the groups among `runs`: unfinished ones, and as `_ended_runs`."""
+        parents = tuple({run.id for run in runs if run.is_group})
+        if not parents:
+            return [], [], now - LASTING_CHANGES_FOR
+        members, _ = await self._history.page(HistoryFilter(parent=parents, is_open=True), MOST, None)
+        owing, _ = await self._history.page(HistoryFilter(parent=parents, owes_undo=True), MOST, None)
+        return [*members, *owing], *await self._ended_runs(now, parents)
+
+    async def _ended_runs(self, now: datetime, parents: Values = None) -> tuple[list[Run], datetime]:
         """Return ended runs that acted, and the creation time since which none is missing."""
         since = now - LASTING_CHANGES_FOR
-        matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since)
+        matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since, parent=parents)
         ended, cursor = await self._history.page(matching, MOST_ENDED, None)
         if cursor is None:
             return ended, since
@@ -207,7 +220,7 @@ def router(now: NowApi, parts: RouteParts) -> ApiRoutes:
     async def how_things_stand() -> NowView:
         """Pending approvals, failed runs, active changes and their end, open runs, lost agents and jobs.
 
-        Lists have the newest 500 open runs and 500 with a pending undo; `counts` includes all.
+        Lists have the newest 500 open runs and 500 with a pending undo, and the changes of as many members of groups.
         """
         async with parts.reads.take():
             return await now.view()
@@ -247,7 +260,11 @@ def _failed(run: Run) -> FailedView:
 
 def _pending_changes(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> Iterator[Change]:
     for run in runs:
-        yield from changes.of_run(run, _firing(alerts.get(run.id, ())))
+        yield from changes.of_run(run, _firing(alerts.get(run.parent or run.id, ())))
+
+
+def _unfinished_members(run: Run) -> int:
+    return run.group.open + run.group.owing if run.group is not None else 0
 
 
 def _firing(alerts: Sequence[AlertRecord]) -> list[str]:

@@ -296,12 +296,12 @@ class HistoryFilter(Struct, frozen=True):
     is_open: bool | None = None
     by: Values = None  # Person with an operator command to it.
     has_acted: bool = False  # False matches any.
-    parent: str | None = None
-    """Only this run's members. Without it, members are found only by node, GPU, job or target."""
+    parent: Values = None
+    """Only members of these runs. Without it, members are found only by node, GPU, job or target."""
 
     @property
     def finds_members(self) -> bool:
-        return any((self.node, self.gpu, self.job, self.target)) or self.parent is not None
+        return any((self.node, self.gpu, self.job, self.target, values_of(self.parent)))
 
 
 class ActFilter(Struct, frozen=True):

@@ -146,6 +146,8 @@ def _until(document: Document) -> Iterator[Sentence]:
 
 def _then(document: Document) -> Sentence:
     note = f" ({document['note']})" if document.get("note") else ""
+    if note and not document.get("step") and not document.get("outcome"):
+        return (document["note"],)
     if not document.get("step"):
         return f"then {document.get('outcome') or 'unknown'}", note
     if document.get("question"):
