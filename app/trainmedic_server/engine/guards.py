@@ -10,7 +10,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from trainmedic_core import duration
+from trainmedic_core import duration, words
 from trainmedic_server.domain.cron import CronWindow
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.playbook import Again, Guards, Mode
@@ -59,12 +59,14 @@ def decide(
     if guards.max_runs and facts.started >= guards.max_runs.count:
         return GuardDecision(
             Decision.RATE_LIMITED,
-            f"{facts.started} runs{' on this target' if guards.max_runs.per_target else ''} in the last "
+            f"{words.count(facts.started, 'run')}{' on this target' if guards.max_runs.per_target else ''} in the last "
             f"{duration.write(guards.max_runs.per)}, at most {guards.max_runs.count}",
         )
     if guards.max_concurrent and guards.queue is None and facts.open_runs >= guards.max_concurrent:
         return GuardDecision(
-            Decision.CONCURRENCY_LIMITED, f"{facts.open_runs} runs are open, at most {guards.max_concurrent}"
+            Decision.CONCURRENCY_LIMITED,
+            f"{words.count(facts.open_runs, 'run')} {'is' if facts.open_runs == 1 else 'are'} open, "
+            f"at most {guards.max_concurrent}",
         )
     return GuardDecision(Decision.OBSERVE_ONLY if mode is Mode.OBSERVE else Decision.STARTED)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
+from msgspec.structs import replace
 from pydantic import Field
 
 from trainmedic_server.api.approvals import ApprovalView, approvals
@@ -25,6 +26,7 @@ from trainmedic_server.ports.store import History, HistoryFilter, Values
 
 MOST = 500  # Most open runs in an answer, and most with a pending undo; as many members of groups. Others are counted.
 MOST_ENDED = 200  # Most ended runs that are searched: for changes without an undo, and for failures
+_MOST_GROUPS = 20  # Most groups whose ended members are searched. They may have thousands
 LASTING_CHANGES_FOR = timedelta(days=7)  # Age of a run up to which its changes without an undo are listed
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)  # statuses of runs that may have acted
 _DAY = timedelta(days=1)
@@ -168,17 +170,22 @@ class NowApi:
 
     async def _members(self, runs: Sequence[Run], now: datetime) -> tuple[list[Run], list[Run], datetime]:
         """Return members of the groups among `runs`: unfinished ones, and as `_ended_runs`."""
-        parents = tuple({run.id for run in runs if run.is_group})
-        if not parents:
+        groups = sorted((run for run in runs if run.is_group), key=lambda run: run.created_at, reverse=True)
+        if not groups:
             return [], [], now - LASTING_CHANGES_FOR
-        members, _ = await self._history.page(HistoryFilter(parent=parents, is_open=True), MOST, None)
-        owing, _ = await self._history.page(HistoryFilter(parent=parents, owes_undo=True), MOST, None)
-        return [*members, *owing], *await self._ended_runs(now, parents)
+        unfinished = tuple(run.id for run in groups if run.is_open or run.owes_undo)
+        working, _ = await self._history.page(HistoryFilter(parent=unfinished, is_open=True), MOST, None)
+        owing, _ = await self._history.page(HistoryFilter(parent=unfinished, owes_undo=True), MOST, None)
+        ended, since = await self._ended_runs(now, tuple(run.id for run in groups[:_MOST_GROUPS]))
+        omitted = (run.ended_at or now for run in groups[_MOST_GROUPS:])
+        return [*working, *owing], ended, max(since, *omitted, since)
 
     async def _ended_runs(self, now: datetime, parents: Values = None) -> tuple[list[Run], datetime]:
         """Return ended runs that acted, and the creation time since which none is missing."""
         since = now - LASTING_CHANGES_FOR
-        matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since, parent=parents)
+        # Only the pages without members have an index by status.
+        ended = HistoryFilter(status=_ENDED) if parents is None else HistoryFilter(is_open=False, parent=parents)
+        matching = replace(ended, has_acted=True, owes_undo=False, since=since)
         ended, cursor = await self._history.page(matching, MOST_ENDED, None)
         if cursor is None:
             return ended, since

@@ -301,7 +301,7 @@ class HistoryFilter(Struct, frozen=True):
 
     @property
     def finds_members(self) -> bool:
-        return any((self.node, self.gpu, self.job, self.target, values_of(self.parent)))
+        return any((self.node, self.gpu, self.job, self.target)) or self.parent is not None
 
 
 class ActFilter(Struct, frozen=True):

@@ -155,7 +155,7 @@ async def test_a_rate_limit_may_count_each_target_alone(world: MakeWorld) -> Non
     await w.pass_time(60)
     admission = await w.post(w.alert(gpu="0", node="n1", again="yes"), w.alert(gpu="2", node="n1"))
     assert [run.decision for run in admission.runs] == [Decision.RATE_LIMITED, Decision.STARTED]
-    assert "1 runs on this target" in (admission.runs[0].why or "")
+    assert "1 run on this target" in (admission.runs[0].why or "")
 
 
 async def test_a_concurrency_limit_counts_open_runs(world: MakeWorld) -> None:

@@ -116,6 +116,11 @@ async def test_the_changes_of_a_groups_members_are_listed(monkeypatch: pytest.Mo
     monkeypatch.undo()
     await world.pass_time(9)
     assert len((await _now(world)).changed) == 8
+    monkeypatch.setattr("trainmedic_server.live.now._MOST_GROUPS", 0)
+    cut = await _now(world)
+    ended_at = (await world.run()).ended_at
+    assert ([each.undo for each in cut.changed], cut.changed_since) == (["on_resolve"] * 4 + ["never"] * 4, ended_at)
+    monkeypatch.undo()
     await world.resolve(pdu)
     assert sorted((each.target, each.undo) for each in (await _now(world)).changed) == [
         (f"node:n{number}", "never") for number in range(1, 5)

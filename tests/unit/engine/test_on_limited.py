@@ -49,7 +49,7 @@ async def test_the_first_refused_run_within_the_time_tells_and_no_other(world: M
     assert (await at.post(at.alert("Full", node="n2"))).runs[0].decision is Decision.RATE_LIMITED
     refused = await last(at)
     assert (refused.status, refused.decision) == (Status.NOT_STARTED, Decision.RATE_LIMITED)
-    assert refused.message == "1 runs in the last 2h, at most 1"
+    assert refused.message == "1 run in the last 2h, at most 1"
     assert refused.acted_at is None
     assert await at.story(refused.id) == ["rate_limited", "step_started", "step_succeeded", "step_skipped", "closed"]
     await at.post(at.alert("Full", node="n3"))
@@ -93,7 +93,7 @@ async def test_a_failed_step_stands_behind_the_reason_of_the_refusal(world: Make
     at.actions["tell"].outcomes.append(failure)
     await at.post(at.alert("Full", node="n2"))
     refused = await last(at)
-    assert refused.message == "1 runs in the last 2h, at most 1; step tell: no answer"
+    assert refused.message == "1 run in the last 2h, at most 1; step tell: no answer"
     record = await at.store.record(refused.id)
     assert record is not None
     assert record.events[-1].data["message"] == refused.message
@@ -119,7 +119,7 @@ async def test_a_failed_step_is_told_after_the_reason(world: MakeWorld) -> None:
     await at.post(at.alert("Full", node="n2"))
     refused = await last(at)
     assert refused.status is Status.NOT_STARTED
-    assert refused.message == "1 runs in the last 2h, at most 1; step tell: no channel"
+    assert refused.message == "1 run in the last 2h, at most 1; step tell: no channel"
     assert at.calls() == {"cap": 1, "tell": 1, "look": 1}
 
 
@@ -129,7 +129,7 @@ async def test_cancelling_it_keeps_the_reason(world: MakeWorld) -> None:
     await at.post(at.alert("Full", node="n2"))
     await at.engine.order((await last(at)).id, OrderKind.CANCEL, "ann", "")
     await at.pass_time(1)
-    assert (await last(at)).message == "1 runs in the last 2h, at most 1; cancelled by ann"
+    assert (await last(at)).message == "1 run in the last 2h, at most 1; cancelled by ann"
 
 
 async def test_it_counts_as_no_run_and_locks_nothing(world: MakeWorld) -> None:

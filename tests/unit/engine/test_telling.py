@@ -736,7 +736,7 @@ async def test_an_alert_that_flaps_is_told_once_and_again_after_hours(begin: Any
         await t.world.pass_time(20)
     refusals = [title for title in t.channels.titles if "did not start" in title]
     assert 1 <= len(refusals) <= 2
-    assert "1 runs in the last 1h, at most 1" in refusals[0]
+    assert "1 run in the last 1h, at most 1" in refusals[0]
     assert t.channels.titles.count("[info] Re: capping on node:n1: Hot has resolved") == len(refusals)
 
 
@@ -1031,5 +1031,5 @@ async def test_a_refusal_that_on_limited_has_told_of_is_not_told_of_twice(begin:
     await t.world.post(t.world.alert(node="n1"))
     await t.world.post(t.world.alert(node="n2"))
     await t.world.pass_time(60)
-    own = "[warning] capping on node:n2 did not start: 1 runs in the last 1h, at most 1; step limited-1: no channel"
+    own = "[warning] capping on node:n2 did not start: 1 run in the last 1h, at most 1; step limited-1: no channel"
     assert t.channels.titles == ([] if isinstance(outcome, dict) else [own])

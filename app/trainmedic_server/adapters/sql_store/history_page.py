@@ -145,8 +145,8 @@ def other_conditions(
     if matching.is_open is not None:
         # Only open runs have no end. A condition on their status would not use the index of unfinished runs.
         yield from (runs.c.unfinished, runs.c.ended_at.is_(None)) if matching.is_open else (is_closed,)
-    if parents := values_of(matching.parent):
-        yield runs.c.parent.in_(parents)
+    if matching.parent is not None:
+        yield runs.c.parent.in_(values_of(matching.parent))
     elif not matching.finds_members:
         yield is_no_member
     if matching.owes_undo is True:
