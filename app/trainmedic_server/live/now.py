@@ -184,8 +184,8 @@ class NowApi:
         """Return ended runs that acted, and the creation time since which none is missing."""
         since = now - LASTING_CHANGES_FOR
         # Only the pages without members have an index by status.
-        ended = HistoryFilter(status=_ENDED) if parents is None else HistoryFilter(is_open=False, parent=parents)
-        matching = replace(ended, has_acted=True, owes_undo=False, since=since)
+        closed = HistoryFilter(status=_ENDED) if parents is None else HistoryFilter(is_open=False, parent=parents)
+        matching = replace(closed, has_acted=True, owes_undo=False, since=since)
         ended, cursor = await self._history.page(matching, MOST_ENDED, None)
         if cursor is None:
             return ended, since
