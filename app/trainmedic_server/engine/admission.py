@@ -8,7 +8,6 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from trainmedic_core import words
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain import available_nodes, beginnings, group, group_events, places, selectors, target_modes
@@ -489,7 +488,7 @@ class Admitter:
         selection = self.selection(run.target)
         count = len(selection.members) if isinstance(selection, Selection) else 0
         actions = [step.action for step in playbook.definition.steps if isinstance(step, ActionStep)]
-        return f"would have applied {', '.join(actions) or 'nothing'} to {words.count(count, 'member')}"
+        return f"would have applied {', '.join(actions) or 'nothing'} to {group.size(count)}"
 
     def _new_run(
         self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision, parent: Run | None = None
