@@ -215,6 +215,8 @@ def _message_of(detail: ErrorDetails, model: type[BaseModel], tagged: Collection
         if len(allowed) == 1:
             return f"must be {allowed[0]!r}, not {shown(value)}"
         return f"{shown(value)} is not one of {', '.join(allowed)}{hint}"
+    if kind == "greater_than" and context.get("gt") in _NO_TIME:
+        return "must be longer than 0s"
     if kind in ("value_error", "assertion_error"):
         return str(context.get("error", detail["msg"]))
     if kind == "string_pattern_mismatch":
@@ -271,6 +273,7 @@ def _key_suggestion(wrong: str, allowed: Collection[str]) -> str:
     return did_you_mean(meant if meant in allowed else wrong, set(allowed) - {wrong})
 
 
+_NO_TIME = (timedelta(0), "0 seconds", repr(timedelta(0)))  # as pydantic states the bound of a duration
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*\D{1,8}$")
 
 

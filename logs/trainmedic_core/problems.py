@@ -58,6 +58,8 @@ def did_you_mean(wrong: str, right: Iterable[str], likeness: float = 0.6) -> str
 
 
 def shown(value: object, limit: int = 60) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()  # as YAML and JSON write them
     # Cut before quoting, which takes time proportional to the length.
     return cut(repr(value[:limit] if isinstance(value, str) else value), limit)
 

@@ -226,7 +226,7 @@ def why_no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionV
         return f"no playbook reacted to {name!r} when it was received; one does now"
     if suggestion is not None:
         return (
-            f"no playbook reacts to {name!r}; by {suggestion.because} it means {suggestion.alert_name}, "
+            f"no playbook reacts to {name!r}; by {suggestion.because} it may mean {suggestion.alert_name}, "
             "to which an alert map can rename it"
         )
     return f"no playbook reacts to {name!r}{did_you_mean(name, names, _MISSPELT_LIKENESS)}"

@@ -46,7 +46,7 @@ def router(
         With `Accept: application/x-ndjson` or `text/csv`, stream the whole filtered result; `limit` and `cursor` are
         ignored.
         """
-        if conditions.parent is not None:
+        if isinstance(conditions.parent, str):
             conditions = replace(conditions, parent=await run_ids.whole(now_api.present, conditions.parent))
         if kind := stream_type(accept):
             return await exports.response(history.stream(conditions), kind)

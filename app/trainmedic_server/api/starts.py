@@ -53,7 +53,7 @@ class StartBody(RetryBody):
         None,
         description="Such as job:llm-1, node:node-1, gpu:node-1/0 or cluster. null if the playbook derives it.",
     )
-    inputs: dict[Text, Value] = Field(default_factory=dict, max_length=MOST_INPUTS, description="By name.")
+    inputs: dict[Text, Value | None] = Field(default_factory=dict, max_length=MOST_INPUTS, description="By name.")
     labels: dict[Text, Annotated[str, Field(pattern=r"^[^\x00]*$")]] = Field(
         default_factory=dict, max_length=100, description="Labels that the alert must have, or that replace an alert's."
     )

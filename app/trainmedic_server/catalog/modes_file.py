@@ -12,7 +12,7 @@ from trainmedic_core import model_errors, yaml_text
 from trainmedic_core.setting_sources import read_text
 from trainmedic_server.domain import host_lists, selectors
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.domain.playbook_target import Selected
+from trainmedic_server.domain.playbook_target import Selected, check_host_lists
 from trainmedic_server.domain.target_modes import ModeEntry, TargetModes
 from trainmedic_server.errors import ConfigurationError
 
@@ -30,8 +30,10 @@ class _Entry(BaseModel):
             raise ValueError("name one of nodes and jobs; GPUs follow their nodes")
         if self.jobs is not None and (isinstance(self.jobs, str) or set(self.jobs) != {selectors.NAME}):
             raise ValueError("jobs are selected by name: jobs: {name: [JOB]}; others follow their nodes")
-        for value in _names(self.nodes):
-            host_lists.expand(value)
+        for name, values in _conditions(self.nodes if self.jobs is None else self.jobs):
+            if template := next((value for value in values if "{{" in value or "{%" in value), None):
+                raise ValueError(f"{name}: write a name for {template!r}; this file has no templates")
+        check_host_lists(tuple(_names(self.nodes)))
         return self
 
     @property
@@ -68,6 +70,11 @@ _EXAMPLE = "modes: [{nodes: {pool: canary}, mode: enforce}]"
 
 def _listed(values: str | tuple[str, ...]) -> tuple[str, ...]:
     return (values,) if isinstance(values, str) else values
+
+
+def _conditions(written: Selected | None) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if isinstance(written, dict):
+        yield from ((name, _listed(values)) for name, values in written.items())
 
 
 def _names(written: Selected | None) -> Iterator[str]:

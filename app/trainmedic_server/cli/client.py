@@ -192,7 +192,10 @@ def _detail(response: httpx.Response) -> str:
     lines = [str(problem.get("detail") or problem["title"])]
     errors = problem.get("errors")
     if isinstance(errors, list) and len(errors) > 1:
-        lines += [f"  {entry.get('field')}: {entry.get('message')}" for entry in errors if isinstance(entry, dict)]
+        each = [f"{entry.get('field')}: {entry.get('message')}" for entry in errors if isinstance(entry, dict)]
+        if lines == ["; ".join(each)]:
+            return "; ".join(each)
+        lines += [f"  {line}" for line in each]
     return "\n".join(lines)
 
 

@@ -55,7 +55,8 @@ def suggestion_lines(alert: Document, indent: str) -> Iterator[str]:
     for line in suggested.get("rename", "").splitlines():
         yield f"{indent}    {plain(line)}"
     for each in suggested.get("playbooks", ()):
-        yield f"{indent}then {plain(each.get('playbook'))} reacts, if its conditions hold: {plain(each.get('summary'))}"
+        summary = f": {plain(each['summary'])}" if each.get("summary") else ""
+        yield f"{indent}then {plain(each.get('playbook'))} reacts, if its conditions hold{summary}"
 
 
 def _switches(server: Document) -> str:

@@ -189,5 +189,5 @@ def _outcome_text(outcome: RuleOutcome) -> str:
     if outcome.playbooks:
         conditions = f", if {' and '.join(map(plain, outcome.conditions))}" if outcome.conditions else ""
         return f"{renamed}{', '.join(outcome.playbooks)}{conditions}{expected}"
-    suggested = f"; it means {outcome.suggestion.name}, see below" if outcome.suggestion is not None else ""
+    suggested = f"; it may mean {outcome.suggestion.name}, see below" if outcome.suggestion is not None else ""
     return f"{renamed}none: {plain(outcome.reason)}{suggested}{expected}"

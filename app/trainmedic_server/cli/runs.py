@@ -93,7 +93,7 @@ def _print_start(started: Mapping[str, Any]) -> None:
     for step in started["steps"]:
         note = f"  ({words.plain(step['note'])})" if step.get("note") else ""
         click.echo(f"  {words.plain(step['id'])}: {words.plain(step['action'])}  {words.data(step['params'])}{note}")
-    what = f"{words.plain(started['playbook'])} {words.plain(started['target'])}".rstrip()
+    what = f"{words.plain(started['playbook'])} {words.plain(started['target'])}".rstrip()  # a target may be unknown
     if decision not in ("started", "observe_only"):
         raise exits.Failure(f"{what}: {'would not start' if is_dry else 'not started'}: {decision}: {started['why']}")
     waits = f", and waits for run {words.plain(started['waits_for'])}" if started.get("waits_for") else ""

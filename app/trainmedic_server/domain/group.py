@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
+from trainmedic_core import words
 from trainmedic_server.domain.group_counts import GroupCounts
 from trainmedic_server.domain.run import Decision, Run, Status
 
@@ -73,6 +74,10 @@ def _kind(member: Member) -> str:
     if member.is_fine:
         return str(member.status)
     return "skipped" if member.status is Status.NOT_STARTED else "cancelled"
+
+
+def size(members: int) -> str:
+    return words.count(members, "member")
 
 
 def digest(members: Sequence[str]) -> str:

@@ -5,6 +5,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainmedic_core import words
+
 _SHOWN = ("succeeded", "failed", "cancelled", "skipped", "observed", "open", "not_begun")
 
 
@@ -29,4 +31,4 @@ class GroupCounts(Struct, frozen=True):
     def __str__(self) -> str:
         parts = ((getattr(self, name), name.replace("_", " ")) for name in _SHOWN)
         counts = ", ".join(f"{count} {name}" for count, name in parts if count)
-        return f"{self.total} members: {counts or 'none begun'}"
+        return f"{words.count(self.total, 'member')}: {counts or 'none begun'}"

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from msgspec import Struct, field
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_core import duration
@@ -26,7 +26,20 @@ _MOST_NODES = 1000
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]{0,251}[A-Za-z0-9])?")
 
 InputName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
-Value = StrictStr | StrictInt | StrictFloat | list[StrictStr]
+
+
+def _of_some_type(value: Any) -> Any:
+    names = value if isinstance(value, list) else ()
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, list)) or not _all_text(names):
+        raise ValueError("must be text, a number or a list of names")  # once, not for each type of the union
+    return value
+
+
+def _all_text(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+Value = Annotated[StrictStr | StrictInt | StrictFloat | list[StrictStr], BeforeValidator(_of_some_type)]
 
 
 class InputType(StrEnum):
@@ -57,7 +70,7 @@ class ReadInputs(Struct, frozen=True):
         return {ANNOTATION: json.dumps(self.values, sort_keys=True)} if self.values else {}
 
 
-def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str = "playbook") -> ReadInputs:
+def read(declared: Mapping[str, Input], given: Mapping[str, Value | None], owner: str = "playbook") -> ReadInputs:
     """Check values, and add defaults; None for an absent one. `owner` is a noun for errors."""
     values: dict[str, Value | None] = {}
     problems: list[tuple[str, str]] = []
@@ -65,7 +78,8 @@ def read(declared: Mapping[str, Input], given: Mapping[str, Value], owner: str =
         hint = did_you_mean(name, declared) or (f"; there are {', '.join(declared)}" if declared else "")
         problems.append((name, f"the {owner} has no such input{hint}"))
     for name, spec in declared.items():
-        value = given.get(name, spec.default)
+        value = given.get(name)
+        value = spec.default if value is None else value
         if value is None:
             values[name] = None
             if spec.required:
@@ -143,7 +157,7 @@ def _nodes(value: Value) -> list[str]:
     if not isinstance(value, (str, list)):
         raise ValueError("must be names of nodes, separated by commas")
     texts = [value] if isinstance(value, str) else value
-    if not all(isinstance(text, str) for text in texts):
+    if not _all_text(texts):
         raise ValueError("must be names of nodes, separated by commas")
     names = list(dict.fromkeys(name for text in texts for name in host_lists.expand(text)))
     if not 0 < len(names) <= _MOST_NODES:

@@ -27,7 +27,16 @@ class LastRun(Struct, frozen=True):
 
 
 LAST = LastRun.__struct_fields__  # members of `runs.last` in expressions
-_NONE: Mapping[str, Any] = dict.fromkeys(LAST)
+
+
+class _NoRun(dict[str, Any]):
+    """False in a condition, with members that are none."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+_NONE: Mapping[str, Any] = _NoRun.fromkeys(LAST)
 
 
 class RunMemory(Struct, frozen=True):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainmedic_core.target import MEMBER_KINDS, PARTS, TargetKind
+from trainmedic_server.domain import host_lists, selectors
 from trainmedic_server.domain.question_form import PlaybookModel
 
 ON_NODE = "on_node"
@@ -86,6 +87,16 @@ SelectedJobs = Annotated[
 ]
 
 
+def check_host_lists(written: str | Sequence[str]) -> None:
+    """Raises ValueError. Templates are not checked."""
+    for value in (written,) if isinstance(written, str) else written:
+        if "{" not in value:
+            try:
+                host_lists.expand(value)
+            except host_lists.UnreadableHostList as error:
+                raise ValueError(f"the host list {value!r} {error}") from None
+
+
 class GroupTarget(PlaybookModel):
     """A group of targets, resolved once when the run starts. Each member gets a run of its own."""
 
@@ -105,6 +116,10 @@ class GroupTarget(PlaybookModel):
             raise ValueError(
                 "name one of gpus, nodes and jobs: a playbook works on one group; jobs on its nodes are jobs: on_node"
             )
+        written = self.selected if isinstance(self.selected, dict) else {}
+        if self.plural != JOBS and selectors.ON_NODES in written:
+            raise ValueError("on_nodes selects jobs; write {name: 'n[1-4]'} for nodes")
+        check_host_lists(written.get(selectors.ON_NODES if self.plural == JOBS else selectors.NAME, ()))
         return self
 
     @property

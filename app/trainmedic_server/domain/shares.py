@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
+from trainmedic_core.problems import shown
+
 
 class Percentage(float):
     """From 0 to 100."""
@@ -25,7 +27,7 @@ def _read_share(value: Any) -> float:
         return Percentage(share)
     if isinstance(value, (Percentage, int)) and not isinstance(value, bool) and value >= 0:
         return value
-    raise ValueError(f"{value!r} must be a whole number from 0, or a percentage such as 10%")
+    raise ValueError(f"{shown(value)} must be a whole number from 0, or a percentage such as 10%")
 
 
 def _read_batch(value: Any) -> float:

@@ -487,7 +487,7 @@ class Admitter:
             return preview.summary(run.steps)
         selection = self.selection(run.target)
         count = len(selection.members) if isinstance(selection, Selection) else 0
-        return f"{preview.group_summary(playbook)} to {count} members"
+        return f"{preview.group_summary(playbook)} to {group.size(count)}"
 
     def _new_run(
         self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision, parent: Run | None = None

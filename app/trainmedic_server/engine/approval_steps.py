@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from trainmedic_core import errors
+from trainmedic_core import errors, words
 from trainmedic_server.domain import approval
 from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.approval import StepAhead, Terms, Unanswered
@@ -119,7 +119,7 @@ def _default_question(draft: RunDraft, state: StepState) -> str:
         then = "start the next batch" if draft.group.left() else "end the run"
         over = f"Batch {(run.batch or 0) + 1} of {run.target_key} is over ({draft.group.counts})."
         return f"{over} May {run.playbook} {then}?"
-    of = f"{len(draft.group.members)} members of " if draft.group is not None else ""
+    of = f"{words.count(len(draft.group.members), 'member')} of " if draft.group is not None else ""
     on = ", ".join(target.key for target in run.targets) or run.target_key
     asked = f"May {run.playbook} act on {of}{on}?"
     return f"{asked} {summary}" if summary else asked

@@ -42,7 +42,7 @@ class StartOrder(Struct, frozen=True):
     target: Target | None  # None if the playbook or its inputs determine it
     labels: Mapping[str, str] = field(default_factory=dict)  # of the firing alert, or of its stand-in
     dry_run: bool = False
-    inputs: Mapping[str, inputs.Value] = field(default_factory=dict)
+    inputs: Mapping[str, inputs.Value | None] = field(default_factory=dict)
 
 
 class Started(Struct, frozen=True):

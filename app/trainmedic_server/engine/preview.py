@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from trainmedic_core import errors
+from trainmedic_core import errors, words
 from trainmedic_core.target import Target
 from trainmedic_server.domain import group, places, selectors
 from trainmedic_server.domain.alert import Alert
@@ -97,7 +97,7 @@ def steps_of_group(
     example = replace(run, target=targets[0], steps=states, also=jobs[targets[0]])
     names = scope.build(example, playbook, alerts, hindsight=False, verdicts=topology.verdicts)
     which = f"list {group.digest(members)}" if batch is None else f"batch {batch}"
-    note = f"for each of {len(members)} members, {which}; shown for {members[0]}"
+    note = f"for each of {words.count(len(members), 'member')}, {which}; shown for {members[0]}"
     every_job = list(dict.fromkeys(job for of_member in jobs.values() for job in of_member))
     acting = [state for state in states if state.kind == "action"]
     on_jobs = {state.id for state in acting if state.target is not None}

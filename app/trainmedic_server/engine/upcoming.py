@@ -23,6 +23,8 @@ from trainmedic_server.engine.looking import Sight
 from trainmedic_server.engine.turns import TURN
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
+_NEXT_BATCH = "the next batch starts then, if members are left"
+
 
 def of_run(
     run: Run,
@@ -39,7 +41,7 @@ def of_run(
     if playbook is None:
         return Upcoming(note="its playbook cannot be read")
     if run.is_group and run.waiting_on == group_plan.MEMBERS:
-        return Upcoming(waits_for=str(run.group) if run.group else "its members", note=run.message or None)
+        return Upcoming(waits_for=str(run.group) if run.group else "its members", note=run.message or _NEXT_BATCH)
     failed = step_sequence.failed_step(run, playbook)
     at = step_sequence.next_step(run, playbook, failed)
     if failed is None and run.batch is not None:  # the parent's check of a batch comes before its last steps
@@ -59,7 +61,7 @@ def of_run(
     if run.is_group and at.phase == APPROVAL:
         then = Upcoming(note="its members start then")
     elif at.phase == CHECK and then.step is None:
-        then = Upcoming(note="the next batch starts then, if members are left")
+        then = Upcoming(note=_NEXT_BATCH)
     doing = _doing(at, step_sequence.step_definition(playbook, at), alerts, sight)
     queue = _blocking(run, held_by) if run.waiting_on == "target" else {}
     return replace(then, now=at.id, **{**doing, **queue})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
+from msgspec.structs import replace
 from pydantic import Field
 
 from trainmedic_server.api.approvals import ApprovalView, approvals
@@ -21,10 +22,11 @@ from trainmedic_server.engine.service import Engine
 from trainmedic_server.http.api_routes import ApiRoutes, RouteParts
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.present import Present
-from trainmedic_server.ports.store import History, HistoryFilter
+from trainmedic_server.ports.store import History, HistoryFilter, Values
 
-MOST = 500  # Most open runs in an answer, and most with a pending undo. Others are counted.
+MOST = 500  # Most open runs in an answer, and most with a pending undo; as many members of groups. Others are counted.
 MOST_ENDED = 200  # Most ended runs that are searched: for changes without an undo, and for failures
+_MOST_GROUPS = 20  # Most groups whose ended members are searched. They may have thousands
 LASTING_CHANGES_FOR = timedelta(days=7)  # Age of a run up to which its changes without an undo are listed
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)  # statuses of runs that may have acted
 _DAY = timedelta(days=1)
@@ -134,6 +136,7 @@ class NowApi:
         open_runs, _ = await self._history.page(HistoryFilter(is_open=True), MOST, None)
         owing, _ = await self._history.page(HistoryFilter(owes_undo=True), MOST, None)
         ended, covered_since = await self._ended_runs(now)
+        members, ended_members, of_members = await self._members([*open_runs, *owing, *ended], now)
         counts = await self.present.open_counts()
         alerts = await self.present.alerts_of_runs([run.id for run in (*open_runs, *owing)])
         orders = await self.present.orders_of_runs([run.id for run in open_runs])
@@ -145,8 +148,8 @@ class NowApi:
             paused=pauses_of(controls, now),
             breaker=breaker_of(controls),
             approvals=asked.items,
-            changed=await self._changed([*open_runs, *owing], ended, alerts, now),
-            changed_since=covered_since,
+            changed=await self._changed([*open_runs, *owing, *members], [*ended, *ended_members], alerts, now),
+            changed_since=max(covered_since, of_members),
             running=[_running(run, nexts[run.id]) for run in open_runs if run.status is not Status.AWAITING_APPROVAL],
             failed=await self._failed(now, open_runs),
             lost=await self._lost(now),
@@ -154,15 +157,30 @@ class NowApi:
             counts=CountsView(
                 open=dict(counts.by_status),
                 owing=counts.owing,
-                left_out=max(sum(counts.by_status.values()) + counts.owing - len(open_runs) - len(owing), 0),
+                left_out=max(sum(counts.by_status.values()) + counts.owing - len(open_runs) - len(owing), 0)
+                + max(sum(map(_unfinished_members, (*open_runs, *owing))) - len(members), 0),
             ),
             notifications=self._notifications,
         )
 
-    async def _ended_runs(self, now: datetime) -> tuple[list[Run], datetime]:
+    async def _members(self, runs: Sequence[Run], now: datetime) -> tuple[list[Run], list[Run], datetime]:
+        """Return members of the groups among `runs`: unfinished ones, and as `_ended_runs`."""
+        groups = sorted((run for run in runs if run.is_group), key=lambda run: run.created_at, reverse=True)
+        if not groups:
+            return [], [], now - LASTING_CHANGES_FOR
+        unfinished = tuple(run.id for run in groups if run.is_open or run.owes_undo)
+        working, _ = await self._history.page(HistoryFilter(parent=unfinished, is_open=True), MOST, None)
+        owing, _ = await self._history.page(HistoryFilter(parent=unfinished, owes_undo=True), MOST, None)
+        ended, since = await self._ended_runs(now, tuple(run.id for run in groups[:_MOST_GROUPS]))
+        omitted = (run.ended_at or now for run in groups[_MOST_GROUPS:])
+        return [*working, *owing], ended, max(since, *omitted, since)
+
+    async def _ended_runs(self, now: datetime, parents: Values = None) -> tuple[list[Run], datetime]:
         """Return ended runs that acted, and the creation time since which none is missing."""
         since = now - LASTING_CHANGES_FOR
-        matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since)
+        # Only the pages without members have an index by status.
+        closed = HistoryFilter(status=_ENDED) if parents is None else HistoryFilter(is_open=False, parent=parents)
+        matching = replace(closed, has_acted=True, owes_undo=False, since=since)
         ended, cursor = await self._history.page(matching, MOST_ENDED, None)
         if cursor is None:
             return ended, since
@@ -180,12 +198,14 @@ class NowApi:
         now: datetime,
     ) -> list[ChangeView]:
         events = await self.present.losses_of_runs([run.id for run in unfinished])
-        alerts = {**alerts, **await self.present.alerts_of_runs([run.id for run in ended])}
+        alerts = {**alerts, **await self.present.alerts_of_runs([run.parent or run.id for run in ended])}
         pending = [
             change
             for run in unfinished
             for change in changes.of_run(
-                run, changes.firing_names(alerts.get(run.id, ())), changes.lost_effects(events.get(run.id, ()))
+                run,
+                changes.firing_names(alerts.get(run.parent or run.id, ())),
+                changes.lost_effects(events.get(run.id, ())),
             )
         ]
         return [*change_views(pending), *change_views(self._lasting([*unfinished, *ended], alerts, now))]
@@ -199,7 +219,7 @@ class NowApi:
             for change in changes.never_given_back(
                 run,
                 self._engine.leaves_change,
-                changes.Lapses(alerts.get(run.id, ()), now, self._engine.lease_of),
+                changes.Lapses(alerts.get(run.parent or run.id, ()), now, self._engine.lease_of),
             )
         ]
         return sorted(lasting, key=lambda change: change.since, reverse=True)
@@ -236,7 +256,7 @@ def router(now: NowApi, parts: RouteParts) -> ApiRoutes:
     async def how_things_stand() -> NowView:
         """Pending approvals, failed runs, active changes and their end, open runs, lost agents and jobs.
 
-        Lists have the newest 500 open runs and 500 with a pending undo; `counts` includes all.
+        Lists have the newest 500 open runs and 500 with a pending undo, and the changes of as many members of groups.
         """
         async with parts.reads.take():
             return await now.view()
@@ -272,6 +292,10 @@ def _running(run: Run, upcoming: NextView | None) -> RunningView:
 
 def _failed(run: Run) -> FailedView:
     return FailedView.of(run, run_id=run.id, target=run.target_key)
+
+
+def _unfinished_members(run: Run) -> int:
+    return run.group.open + run.group.owing if run.group is not None else 0
 
 
 def _hour(counts: Mapping[tuple[str, str], int]) -> HourView:

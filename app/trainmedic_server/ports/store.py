@@ -296,8 +296,8 @@ class HistoryFilter(Struct, frozen=True):
     is_open: bool | None = None
     by: Values = None  # Person with an operator command to it.
     has_acted: bool = False  # False matches any.
-    parent: str | None = None
-    """Only this run's members. Without it, members are found only by node, GPU, job or target."""
+    parent: Values = None
+    """Only members of these runs. Without it, members are found only by node, GPU, job or target."""
 
     @property
     def finds_members(self) -> bool:

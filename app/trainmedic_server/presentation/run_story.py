@@ -162,8 +162,7 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
     if run.get("changed"):
         return
     if run.get("group"):
-        owing = run["group"].get("owing") or 0
-        pending = f"{owing} of them owe an undo." if owing else "None of them owes an undo."
+        pending = _owed_by_members(run["group"].get("owing") or 0, run["group"].get("open") or 0)
         yield f"What its members changed is on their pages. {pending}" if run.get("acted_at") else "Nothing so far."
         return
     undone = [step for step in _action_steps(run) if (step.get("undo") or {}).get("status") == "done"]
@@ -173,6 +172,12 @@ def _changed(run: Document, index_of: IndexOf) -> Iterator[str]:
         yield "Nothing: its actions have left no lasting change, or a person closed their undo."
     else:
         yield "Nothing. The run has changed nothing."
+
+
+def _owed_by_members(owing: int, working: int) -> str:
+    """`owing` counts ended members only."""
+    owed = f"{owing or 'None'} of {'those that ended' if working else 'them'} {'owe' if owing > 1 else 'owes'} an undo"
+    return f"{owed}; {working} still at work may owe one." if working else f"{owed}."
 
 
 def _next(run: Document) -> Iterator[Sentence]:

@@ -147,6 +147,8 @@ def _until(document: Document) -> Iterator[Sentence]:
 
 def _then(document: Document) -> Sentence:
     note = f" ({document['note']})" if document.get("note") else ""
+    if note and not document.get("step") and not document.get("outcome"):
+        return (document["note"],)
     if not document.get("step"):
         ends = str(document.get("at_deadline")).startswith(("the run fails", "the run is rejected"))
         return f"{'otherwise' if ends else 'then'} {document.get('outcome') or 'unknown'}", note

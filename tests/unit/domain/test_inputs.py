@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
-from trainmedic_server.domain.inputs import InputType, read_value
+from trainmedic_server.domain.inputs import Input, InputType, Value, read, read_value
+from trainmedic_server.http.problems import from_validation
 
 
 @pytest.mark.parametrize(
@@ -53,3 +55,19 @@ def test_a_value_of_another_type_is_refused(kind: str, given: Any) -> None:
     """A time without its zone would be guessed."""
     with pytest.raises(ValueError, match=r"."):
         read_value(InputType(kind), given)
+
+
+@pytest.mark.parametrize("given", [True, {"a": 1}, [1], [["a"]], None])
+def test_a_value_of_no_type_is_one_problem(given: object) -> None:
+    """Not one for each type that it might have had, under a name that no request has."""
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(dict[str, Value]).validate_python({"n": given})
+    (problem,) = from_validation([{**each, "loc": ("body", *each["loc"])} for each in caught.value.errors()]).problems
+    assert problem == ("n", "must be text, a number or a list of names")
+
+
+def test_null_is_no_value() -> None:
+    """So that a form may send each input."""
+    declared = {"n": Input(type=InputType.NUMBER, default=5), "t": Input(type=InputType.TEXT, required=True)}
+    read_ = read(declared, {"n": None, "t": None})
+    assert (read_.values["n"], read_.problems) == (5, (("t", "is required; give a text"),))

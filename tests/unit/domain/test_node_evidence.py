@@ -184,7 +184,7 @@ def test_a_refusal_names_labels_and_who_knows() -> None:
     )
     unmapped = resolve(TargetKind.NODE, {"exported_instance": "10.9.9.9"}, Topology())
     assert isinstance(unmapped, Unresolved)
-    assert unmapped.why == 'exported_instance="10.9.9.9" is an address that no inventory or cluster maps to a node'
+    assert unmapped.why == 'exported_instance="10.9.9.9" is an address that no known node has'
     disagreeing = resolve(TargetKind.NODE, {"node": "dgx-1", "Hostname": "dgx-2.pool.internal"}, ALL)
     assert isinstance(disagreeing, Unresolved)
     assert disagreeing.why == (

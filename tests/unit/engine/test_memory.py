@@ -51,6 +51,16 @@ async def test_runs_that_acted_count_within_the_window(world: MakeWorld) -> None
     assert [call.params.amount for call in at.actions["cap"].calls] == [0, 1, 2, 3, 4, 0, 0]  # type: ignore[attr-defined]
 
 
+async def test_no_last_run_is_false(world: MakeWorld) -> None:
+    """A condition may ask for the run as well as for a member of it."""
+    book = PAGE.replace(
+        """'runs.count("1d") >= 3 or runs.last.status == "failed"'""", "runs.last and not runs.last is none"
+    )
+    at = world(book)
+    await at.engine.start()
+    assert [pages(await passed(at)) for _ in range(2)] == [False, True]
+
+
 async def test_runs_that_changed_nothing_do_not_count(world: MakeWorld) -> None:
     """As those that were refused, observed, or resolved before they acted."""
     at = world(PAGE.replace("target:", "guards: {cooldown: 2h}\ntarget:"))

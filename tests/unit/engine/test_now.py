@@ -92,6 +92,43 @@ async def test_a_change_without_an_undo_is_listed_as_such() -> None:
     await world.engine.stop()
 
 
+async def test_the_changes_of_a_groups_members_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each under its own target, of members that work and that have ended, until all are given back."""
+    book = (
+        "playbook: rack\non: {alert: PDU}\ntarget: {nodes: {rack: r1}}\nrollout: {serial: 2}\nsteps:\n"
+        "  - {id: cap, action: test.cap, undo: on_resolve}\n  - {id: gone, action: test.other}\n  - {wait: 9s}\n"
+    )
+    world = EngineWorld(book, inventory={"attributes:n[1-4]": "rack=r1"})
+    await world.engine.start()
+    await world.post(pdu := world.alert("PDU"))
+    pending, lasting = [("n1", "cap"), ("n2", "cap")], [("n1", "gone"), ("n2", "gone")]
+    for _ in range(2):
+        changed = [(each.target.removeprefix("node:"), each.step, each.undo) for each in (await _now(world)).changed]
+        assert sorted(changed[: len(pending)]) == [(*each, "on_resolve") for each in pending]
+        assert sorted(changed[len(pending) :]) == [(*each, "never") for each in lasting]
+        await world.pass_time(9)
+        pending += [("n3", "cap"), ("n4", "cap")]
+        lasting += [("n3", "gone"), ("n4", "gone")]
+    standing = await _now(world)
+    assert {each.given_back for each in standing.changed if each.step == "cap"} == {"when PDU resolves"}
+    assert standing.counts.left_out == 0
+    monkeypatch.setattr("trainmedic_server.live.now.MOST", 1)
+    assert (await _now(world)).counts.left_out == 3
+    monkeypatch.undo()
+    await world.pass_time(9)
+    assert len((await _now(world)).changed) == 8
+    monkeypatch.setattr("trainmedic_server.live.now._MOST_GROUPS", 0)
+    cut = await _now(world)
+    ended_at = (await world.run()).ended_at
+    assert ([each.undo for each in cut.changed], cut.changed_since) == (["on_resolve"] * 4 + ["never"] * 4, ended_at)
+    monkeypatch.undo()
+    await world.resolve(pdu)
+    assert sorted((each.target, each.undo) for each in (await _now(world)).changed) == [
+        (f"node:n{number}", "never") for number in range(1, 5)
+    ]
+    await world.engine.stop()
+
+
 @pytest.mark.parametrize(("reported", "shown"), [(90, 90.0), (1e300, None), (float("inf"), None), (0, None)])
 async def test_a_lease_of_any_length_is_answered(reported: float, shown: float | None) -> None:
     """A job chooses what its own commands output."""

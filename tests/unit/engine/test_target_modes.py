@@ -110,6 +110,10 @@ def test_the_first_entry_that_fits_counts(tmp_path: Path) -> None:
         ("modes:\n  - {jobs: {pool: a}, mode: observe}\n", "jobs are selected by name"),
         ("modes:\n  - {nodes: {name: 'n[1-'}, mode: observe}\n", "']'"),
         ("modes:\n  - {nodes: {}, mode: observe}\n", "or write all"),
+        (
+            "modes:\n  - {nodes: {pool: '{{ labels.pool }}'}, mode: observe}\n",
+            "pool: write a name for '{{ labels.pool }}'",
+        ),
         ("a: 1\n---\nb: 2\n", "one YAML document"),
         ("", "one YAML document"),
         ("modes: [", "modes.yaml"),

@@ -31,6 +31,16 @@ BASE: dict[str, Any] = {
             "What its members changed is on their pages. 4 of them owe an undo.",
         ),
         (
+            {"status": "waiting", "acted_at": "x", "group": {"total": 4, "succeeded": 2, "open": 2, "owing": 1}},
+            "Trainmedic worked on a group of 4 members: 2 succeeded, 2 open; the alert still fires.",
+            "1 of those that ended owes an undo; 2 still at work may owe one.",
+        ),
+        (
+            {"status": "waiting", "acted_at": "x", "group": {"total": 1, "open": 1}},
+            "a group of 1 member: 1 open;",
+            "None of those that ended owes an undo; 1 still at work may owe one.",
+        ),
+        (
             {"status": "failed", "acted_at": "x", "message": "2 members failed", "group": {"total": 4, "failed": 2}},
             "the run failed: 2 members failed; the alert still fires.",
             "None of them owes an undo.",

@@ -479,7 +479,7 @@ async def test_a_group_is_shown_with_its_counts_and_leads_to_its_members() -> No
         world.history.records[member.run.id] = replace(member, run=replace(member.run, parent=parent.run.id, batch=1))
         shown = (await client.get(f"/runs/{parent.run.id}", headers=HTML)).text
         assert "<b>1</b> succeeded, <b>2</b> failed, <b>1</b> not begun" in shown
-        assert "1 owe an undo" in shown
+        assert "1 owes an undo" in shown
         assert f'href="/runs?parent={parent.run.id}&amp;status=failed' in shown
         told = (await client.get(f"/runs/{member.run.id}", headers=HTML)).text
         assert f'Part of a group: <a href="/runs/{parent.run.id}">its parent run</a>, batch 2.' in told

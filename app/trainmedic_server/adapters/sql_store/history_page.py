@@ -146,7 +146,7 @@ def other_conditions(
         # Only open runs have no end. A condition on their status would not use the index of unfinished runs.
         yield from (runs.c.unfinished, runs.c.ended_at.is_(None)) if matching.is_open else (is_closed,)
     if matching.parent is not None:
-        yield runs.c.parent == matching.parent
+        yield runs.c.parent.in_(values_of(matching.parent))
     elif not matching.finds_members:
         yield is_no_member
     if matching.owes_undo is True:
