@@ -81,7 +81,6 @@ def _link_maximum(path: Path) -> float:
 
 
 def _first_number(content: str) -> float:
-    """Return the first number, 0 if unknown."""
     match = _NUMBER.search(content)
     value = float(match[0]) if match else 0.0
     return 0.0 if value == _UNKNOWN_WIDTH else value

@@ -358,7 +358,6 @@ def _merges(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
 
 
 def _signed(key: FileKey) -> FileKey:
-    """Return the key as SQLite's signed integers."""
     device, inode = (number - 2**64 if number >= 2**63 else number for number in key)
     return device, inode
 

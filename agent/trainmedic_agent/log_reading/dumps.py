@@ -152,7 +152,6 @@ class DumpReading:
         return file.path in self._lines and self._lines[file.path][0] == _mark(file)
 
     def _digest(self, file: FoundFile, refusal: str | None) -> None:
-        """Store the file's digest line, or why it has none."""
         try:
             if refusal is not None:
                 raise DumpError(refusal)

@@ -235,7 +235,6 @@ class _BmcAction(Irreversible, BasicAction):
     outputs: ClassVar[Mapping[str, Shape]] = {"power_state": TEXT, "observed": TEXT_LIST, "accepted": TEXT_LIST}
 
     def _states_to_reach(self, call: Call, state: str) -> Sequence[str]:
-        """Return the power states to reach, in order. Raises OutcomeUnknown."""
         raise NotImplementedError
 
     async def perform(self, call: Call) -> Mapping[str, Any]:

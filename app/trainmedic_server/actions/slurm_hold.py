@@ -98,7 +98,6 @@ class SlurmHold(WatchedAction, JobAction):
 
 
 def _job_of(effect: LeasedEffect) -> str | None:
-    """Return the ID of the held job."""
     params = SlurmJobParams.model_validate(effect.params, context=ON_RECORD)
     target = effect.target.job or ""
     return changed_job(params, effect.output) or (target.removeprefix(SLURM) if target.startswith(SLURM) else None)

@@ -320,7 +320,6 @@ def _is_taken_back(run: Run) -> bool:
 
 
 def _item_members(run: Run) -> dict[str, Any]:
-    """Return the members that are no attributes of the run."""
     target = run.target
     return {
         "run_id": run.id,

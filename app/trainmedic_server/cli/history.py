@@ -241,7 +241,6 @@ def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
 
 
 def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -> Item | None:
-    """Return the run of an event, None if it has none or is unknown. Add it to `items`."""
     run_id = event.get("run_id")
     if not run_id:
         return None

@@ -86,7 +86,6 @@ def _other_namespace(job: str, labels: AlertLabels, topology: Topology, evidence
 
 
 def _namespace_of_subject(labels: AlertLabels, topology: Topology, evidence: NodeEvidence) -> str:
-    """Return the namespace of the alert's subject; empty if only the exporter's is known."""
     exported, namespace = labels.value("exported_namespace"), labels.value("namespace")
     if exported or not namespace:
         return exported

@@ -469,7 +469,6 @@ class Topology(Struct, frozen=True, dict=True):
         return by_pods | self._own_names(self.slurm.jobs_by_node.get(self.listed_as(node, self.slurm.names), _NO_JOBS))
 
     def _own_names(self, slurm_jobs: Jobs) -> Jobs:
-        """Return names that the jobs report, else Slurm's IDs."""
         return frozenset(chain.from_iterable(self._names_of_slurm_job(job) or {job} for job in slurm_jobs))
 
     def _names_of_slurm_job(self, job: str) -> Jobs:  # of connected jobs

@@ -193,7 +193,6 @@ class Admitter:
         return newest if is_repeated else self._facts.records.get(alert.identity)
 
     def _decide_firing(self, alert: Alert, matched: MatchedAlert) -> tuple[bool, list[PlaybookDecision]]:
-        """Return whether the alert was known, and a decision per playbook."""
         begun = self._known_stand_in(alert)
         if begun is not None:
             self._save_record(replace(begun, last_heard_at=self._now, count=begun.count + 1))

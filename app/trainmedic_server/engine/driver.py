@@ -170,7 +170,6 @@ class Driver:
         self._look_once = isinstance(self._then, Look) and self._then.once
 
     async def _carry_out(self) -> None:
-        """Carry out an instruction that is no attempt."""
         match self._then:
             case Look() as look:
                 await self._watch(look)

@@ -265,7 +265,6 @@ def _digest(target: Target | None, order: StartOrder, given: inputs.ReadInputs) 
 
 
 def _repeatable(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord]:
-    """Return the target and firing alert to retry. Raises Conflict."""
     if run.is_open:
         raise errors.Conflict(f"run {run.id} is open; it is {run.status}")
     if run.status is Status.SUCCEEDED and not run.is_group:

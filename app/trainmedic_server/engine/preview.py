@@ -49,13 +49,11 @@ def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Step
 
 
 def summary(steps: Sequence[StepState]) -> str:
-    """Return the message of an observed run."""
     acting = [step for step in steps if step.action and step.status is StepStatus.OBSERVED]
     return _would_have_applied([(str(step.action), (step.message or "").startswith(_DEPENDS)) for step in acting])
 
 
 def group_summary(playbook: CompiledPlaybook) -> str:
-    """Return the same of a group, up to the number of its members."""
     acting = [step for step in playbook.definition.steps if isinstance(step, ActionStep)]
     return _would_have_applied([(step.action, step.when is not None) for step in acting])
 

@@ -156,7 +156,6 @@ class ReportCompiler:
     async def _runs(
         self, matching: HistoryFilter, left_out: dict[str, str], part: str = "repairs"
     ) -> AsyncIterator[Run]:
-        """Yield at most `MOST_RUNS`; note further ones in `left_out[part]`."""
         count = 0
         async for run in self.history.stream(matching):
             if count == MOST_RUNS:

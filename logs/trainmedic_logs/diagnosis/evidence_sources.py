@@ -134,7 +134,6 @@ def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None
 
 
 def _same_gpu(one: str | None, other: str) -> bool:
-    """Return whether both may name one GPU."""
     if one is None:
         return False
     addresses = gpu_names.normal_pci(one), gpu_names.normal_pci(other)

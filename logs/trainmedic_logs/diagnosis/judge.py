@@ -139,7 +139,6 @@ def _may_be_unrelated(attribution: Attribution) -> bool:
 
 
 def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
-    """Return the leader, its confidence lowered by other sources, and their evidence."""
     leader, against = _with_agreeing(leader, [other for other in others if other.concerns(leader)])
     for other in others:
         if other.concerns(leader) or leader.is_before(other) or leader.is_proven:
@@ -155,7 +154,6 @@ def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attrib
 
 
 def _with_agreeing(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
-    """Return the leader, combined with others of its place, and contradicting evidence."""
     against: list[Evidence] = []
     for other in same:
         agrees = other.cause is leader.cause or leader.cause in _VAGUE_CAUSES or other.cause in _VAGUE_CAUSES

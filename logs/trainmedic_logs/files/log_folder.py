@@ -258,7 +258,6 @@ def _is_written_by_job(path: Path) -> bool:
 
 
 def _by_our_layout(path: Path) -> tuple[Kind, Origin] | None:
-    """Classify by our layout, which may begin above the folder."""
     parts = path.resolve().parts
     if path.name == _ATTEMPTS and len(parts) > 1:
         return Kind.ATTEMPTS, Origin("launcher", job=log_layout.decoded(parts[-2]) or parts[-2])

@@ -141,7 +141,7 @@ TOP = [
 STEPS = [
     ("{action: slurm.drain, with: {lease: 1m}}", "lease", "greater than or equal to 5m"),
     ("{action: slurm.drain, with: {lease: 1d}}", "lease", "less than or equal to 1h"),
-    ("{action: slurm.drain, with: {resume_after: 0s}}", "resume_after", "greater than 0s"),
+    ("{action: slurm.drain, with: {resume_after: 0s}}", "resume_after", "longer than 0s"),
     ("{action: slurm.resume, with: {restore: false}}", "restore", "must be true"),
     ("{action: slurm.signal, with: {signal: SIGUSR1}}", "'SIGUSR1' is not one of USR1, USR2, HUP", "mean 'USR1'"),
     ("{sleep: 5m}", "sleep", "wait: 5m"),

@@ -155,7 +155,6 @@ def _without_none(value: Any) -> Any:
 
 
 def _with_marked_pods(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
-    """Mark the Job's pods with the run: they do not train."""
     template = spec.get("template")
     if not isinstance(template, Mapping):
         return {}
