@@ -35,7 +35,7 @@ def left_over(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("options", [("--plain", "--only-own"), ()], ids=["alone", "with what is installed"])
 def test_faults_are_repaired_and_nothing_is_left(tmp_path: Path, options: tuple[str, ...]) -> None:
-    """Without a terminal it ends when both faults are repaired, and their changes reverted."""
+    """Without a terminal, the demo ends when both faults are repaired and their changes are reverted."""
     argv = [sys.executable, "-m", "trainmedic_server", "demo", "--for", "5m", *options]
     done = subprocess.run(
         [*argv, "--fault", "data", "--fault", "heat"],
@@ -53,8 +53,8 @@ def test_faults_are_repaired_and_nothing_is_left(tmp_path: Path, options: tuple[
     assert list(tmp_path.iterdir()) == []
 
 
-def test_keys_cause_faults_and_a_signal_ends_it(tmp_path: Path) -> None:
-    """On a terminal, also if two are pressed at once; the programs are gone with it."""
+def test_keys_cause_faults_and_a_signal_ends_the_demo(tmp_path: Path) -> None:
+    """On a terminal, also if two keys are pressed at once; its programs end with it."""
     keyboard, terminal = pty.openpty()
     log = tmp_path / "demo.log"
     work = tmp_path / "work"
@@ -86,8 +86,8 @@ def test_keys_cause_faults_and_a_signal_ends_it(tmp_path: Path) -> None:
     assert list(work.iterdir()) == []
 
 
-def test_a_wrong_length_is_refused(tmp_path: Path) -> None:
-    """Before anything is started."""
+def test_an_invalid_duration_is_rejected(tmp_path: Path) -> None:
+    """The error comes before any program is started."""
     log = tmp_path / "demo.log"
     argv = [sys.executable, "-m", "trainmedic_server", "demo", "--for", "3h"]
     with Program(argv, log, {"PYTHONPATH": PYTHON_PATH}) as demo:

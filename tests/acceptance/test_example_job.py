@@ -53,8 +53,8 @@ def train(commander: Commander, rows: Rows, directory: Path, steps: int, **order
         example.train(medic, rows, options)
 
 
-def test_a_rollback_leads_past_the_spoiled_batches(commander: Commander, tmp_path: Path, capsys: Any) -> None:
-    """To the last checkpoint, at the rate that was ordered; the spoiled data are not met again."""
+def test_a_rollback_skips_the_spoiled_batches(commander: Commander, tmp_path: Path, capsys: Any) -> None:
+    """The rollback loads the last checkpoint, applies the ordered rate and skips the spoiled data."""
     rows = Rows(range(12, 30))
     train(commander, rows, tmp_path, 30, rollback={"skip_batches": 20}, scale_lr={"factor": 0.5})
     assert rows.seen == [*range(15), *range(30, 50)]
@@ -62,15 +62,15 @@ def test_a_rollback_leads_past_the_spoiled_batches(commander: Commander, tmp_pat
     assert [(int(step), float(rate)) for step, _, rate in told] == [(10, 0.003), (20, 0.0015), (30, 0.0015)]
 
 
-def test_a_fault_before_the_first_checkpoint_leads_to_the_beginning(commander: Commander, tmp_path: Path) -> None:
-    """There is one from before the first step."""
+def test_a_fault_before_the_first_checkpoint_rolls_back_to_the_start(commander: Commander, tmp_path: Path) -> None:
+    """A checkpoint from before the first step exists."""
     rows = Rows()
     train(commander, rows, tmp_path, 20, rollback={"step": 5})
     assert rows.seen == [*range(15), *range(20)]
 
 
-def test_it_resumes_where_it_was_ended(commander: Commander, tmp_path: Path) -> None:
-    """After a stop, with the data that come next."""
+def test_the_job_resumes_where_it_was_stopped(commander: Commander, tmp_path: Path) -> None:
+    """After a stop, the job continues with the next data."""
     train(commander, Rows(), tmp_path, 1000, stop={})
     rows = Rows()
     train(commander, rows, tmp_path, 18)
@@ -78,7 +78,7 @@ def test_it_resumes_where_it_was_ended(commander: Commander, tmp_path: Path) -> 
 
 
 def test_poisoned_batches_make_the_loss_jump(commander: Commander, tmp_path: Path, capsys: Any) -> None:
-    """The labels are noise, so a model that has learnt anything is worse than one that has not."""
+    """The labels are noise, so a model that has learned anything does worse on them."""
     train(commander, Rows(range(30, 40)), tmp_path, 40)
     losses = {int(step): float(loss) for step, loss, _ in STEP.findall(capsys.readouterr().out)}
     assert losses[40] > losses[30] + 1.0

@@ -133,10 +133,10 @@ def post(alertmanager: str, disk: Path, began: datetime, ends: datetime) -> None
     httpx.post(f"{alertmanager}/api/v2/alerts", json=[alert]).raise_for_status()
 
 
-def test_a_full_disk_is_freed_in_the_order_of_the_playbook_and_no_further_than_needed(
+def test_a_full_disk_is_freed_in_the_playbooks_order_and_only_as_far_as_needed(
     place: tuple[SmallDiskNode, str, str],
 ) -> None:
-    """Old temporary files and logs, then the oldest superseded checkpoint; the history says how much it was."""
+    """First old temporary files and logs, then the oldest superseded checkpoint; the history states the freed bytes."""
     node, server, alertmanager = place
     node.put("scratch/old.tmp", 1, days=8)
     node.put("scratch/young.tmp", 1, days=1)

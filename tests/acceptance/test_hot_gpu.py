@@ -93,8 +93,8 @@ def room(tmp_path: Path, make_driver: Callable[..., Driver]) -> Iterator[Room]:
         yield Room(driver, url, prometheus)
 
 
-def test_hot_gpus_are_cooled_in_as_many_stages_as_it_takes_and_get_their_power_back(room: Room) -> None:
-    """Heat, alert, limit, second limit only where the first was not enough, cool, resolved, limit of before."""
+def test_hot_gpus_are_cooled_in_as_many_stages_as_needed_and_get_their_power_back(room: Room) -> None:
+    """Heat, alert, limit, a second limit only if the first is not enough, cool, resolved, original limit."""
     driver = room.driver
     hot, warm, fine = (card.uuid for card in driver.cards)
     eventually(lambda: len(room.told("gpu_temperature_celsius")) == 3, 60, "readings of all GPUs")

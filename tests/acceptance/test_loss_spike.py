@@ -57,8 +57,8 @@ def only_run(server: str, status: str) -> dict[str, Any] | None:
     return items[0] if items and items[0]["status"] == status else None
 
 
-def test_a_loss_spike_is_rolled_back_and_the_history_tells_how(alertmanager: Path, server: str, tmp_path: Path) -> None:
-    """Back to a checkpoint from before the alert, half the learning rate until the loss recovered, all of it told."""
+def test_a_loss_spike_is_rolled_back_and_the_history_shows_how(alertmanager: Path, server: str, tmp_path: Path) -> None:
+    """The job loads a checkpoint from before the alert and halves the learning rate until the loss recovers."""
     environment = {"TRAINMEDIC_STATE_DIR": str(tmp_path / "server" / "state")}
     with scene.running(tmp_path / "scene", alertmanager, server, environment) as watched:
         eventually(lambda: (watched.checkpoints / "step-00000150").exists(), 60, "the last step before the poison")

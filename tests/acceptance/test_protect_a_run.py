@@ -55,7 +55,7 @@ def changed_files() -> str:
 
 
 def test_the_second_tutorial_changes_nothing_in_the_checkout(tmp_path: Path) -> None:
-    """All four programs start as the page says, Prometheus scrapes the job, and the server reads its curve there."""
+    """All four programs start as documented, Prometheus scrapes the job, and the server reads its curve there."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     assert shutil.which("prometheus-alertmanager"), "Debian's Alertmanager is not installed"
     before = changed_files()

@@ -278,8 +278,8 @@ QUESTIONS = (
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.words)
-def test_command_call_and_page_give_the_same_answer(lab: Lab, question: Question) -> None:
-    """What the call tells stands in what the command prints and in what the page shows."""
+def test_the_command_the_api_and_the_page_give_the_same_answer(lab: Lab, question: Question) -> None:
+    """The API's data appear in the output of the command and on the page."""
     facts = question.facts(lab.get(question.call(lab)))
     assert facts
     printed = command(lab, *question.command(lab))
@@ -288,8 +288,8 @@ def test_command_call_and_page_give_the_same_answer(lab: Lab, question: Question
     assert [fact for fact in facts if fact not in page] == []
 
 
-def test_who_is_there_is_counted_and_listed(lab: Lab) -> None:
-    """`status` counts; `jobs` and `agents` list."""
+def test_connected_jobs_and_agents_are_counted_and_listed(lab: Lab) -> None:
+    """`status` counts them; `jobs` and `agents` list them."""
     status = command(lab, "status")
     assert f"{JOBS} connected: 'trainmedic jobs'" in status
     assert f"{AGENTS} connected: 'trainmedic agents'" in status
@@ -299,7 +299,7 @@ def test_who_is_there_is_counted_and_listed(lab: Lab) -> None:
 
 
 def test_a_night_of_204_alerts_fits_one_screen(lab: Lab) -> None:
-    """What is open is on the first page, though most decisions were not to act; the table fits 120 columns."""
+    """The first page shows what is open, though most decisions were not to act; the table fits 120 columns."""
     done = CliRunner().invoke(main, ["history"], env={"TRAINMEDIC_URL": lab.url, "COLUMNS": "120"})
     lines = done.output.splitlines()
     assert max(map(len, lines)) <= 120
@@ -318,8 +318,8 @@ def test_a_night_of_204_alerts_fits_one_screen(lab: Lab) -> None:
     assert len(every) == len(lab.get("/history?limit=1000")["items"]) > 100
 
 
-def test_what_failed_is_tried_again_by_command_call_and_page(lab: Lab) -> None:
-    """The page leads to the run that came of it, and each new run says which one it repeats."""
+def test_failed_runs_are_retried_by_command_api_and_page(lab: Lab) -> None:
+    """The page links to the new run, and each new run names the run that it repeats."""
     failed = lab.get("/history?status=failed&playbook=broken")["items"]
     by_command, by_call, by_page = (item["run_id"] for item in failed)
     command(lab, "runs", "retry", short(by_command), "--note", "the service is up")

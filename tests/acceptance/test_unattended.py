@@ -23,8 +23,8 @@ REPAIRED_BY = {
 }
 
 
-def test_a_run_gets_over_a_nan_a_wrong_rate_and_a_killed_rank_without_a_person(tmp_path: Path) -> None:
-    """Each by its own playbook or the launcher, in seconds; and it learns what it would have learnt without them.
+def test_a_run_survives_a_nan_a_wrong_rate_and_a_killed_rank_unattended(tmp_path: Path) -> None:
+    """The playbooks or the launcher repair each within seconds; the run learns the same as without them.
 
     People learn of the killed rank alone, by the verdict on the attempt, while the launcher starts the job again.
     """

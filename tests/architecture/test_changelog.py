@@ -15,7 +15,7 @@ KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 LONGEST_ENTRY = 400
 
 
-def test_the_newest_release_is_this_version_with_a_date() -> None:
+def test_the_newest_release_has_this_version_and_a_date() -> None:
     """The section for unreleased changes comes first. Packages and chart have the same version."""
     unreleased, released, *_ = re.findall(r"^## (.+)$", CHANGELOG, re.MULTILINE)
     assert unreleased == "[Unreleased]"
@@ -24,8 +24,8 @@ def test_the_newest_release_is_this_version_with_a_date() -> None:
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
 
 
-def test_an_entry_is_one_line_below_its_kind() -> None:
-    """Every line is a heading, an entry, or a sentence below the name of a release."""
+def test_a_changelog_entry_is_one_line_under_its_kind() -> None:
+    """Every line is a heading, an entry, or a sentence under a release's heading."""
     assert set(re.findall(r"^### (.+)$", CHANGELOG, re.MULTILINE)) <= KINDS
     entries = [line for line in CHANGELOG.splitlines() if line.startswith("- ")]
     assert entries

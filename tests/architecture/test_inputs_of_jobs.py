@@ -16,8 +16,8 @@ def rows() -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
 
 
-def test_every_row_names_a_module_that_exists() -> None:
-    """Whoever doubts a row can read the code."""
+def test_every_row_names_an_existing_module() -> None:
+    """Readers can verify each row in the code."""
     for row in rows():
         modules = re.findall(r"`([\w/]+\.py)`", row[2])
         assert modules, f"{row[0]}: no module"
@@ -25,8 +25,8 @@ def test_every_row_names_a_module_that_exists() -> None:
             assert any((package / module).is_file() for package in PACKAGES), f"{row[0]}: {module}"
 
 
-def test_every_row_names_a_test_that_exists() -> None:
-    """A promise without a test is a hope."""
+def test_every_row_names_an_existing_test() -> None:
+    """Each promise is backed by a test."""
     for row in rows():
         assert len(row) == 6, f"{row[0]}: {len(row)} cells"
         (named,) = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row[5])
@@ -34,15 +34,15 @@ def test_every_row_names_a_test_that_exists() -> None:
         assert re.search(rf"^(?:async )?def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), row[5]
 
 
-def test_what_opens_files_of_jobs_has_a_row() -> None:
-    """Every package of the agent that opens logs, and the opener itself."""
+def test_every_module_that_opens_job_files_has_a_row() -> None:
+    """This covers every package of the agent that opens logs, and the opener itself."""
     read = {module for row in rows() for module in re.findall(r"`([\w/]+\.py)`", row[2])}
     for package in ("log_reading", "log_search", "log_shipping", "log_opening", "disk"):
         assert any(module.startswith(f"trainmedic_agent/{package}/") for module in read), package
 
 
-def test_logs_are_opened_through_the_port_alone() -> None:
-    """No module that reads logs opens, lists or looks at a path by itself. The kernel's own log is a device."""
+def test_logs_are_opened_only_through_the_port() -> None:
+    """No log-reading module opens, lists or stats a path itself. The kernel log is a device."""
     direct = re.compile(
         r"\bos\.(?:open|stat|lstat|scandir|listdir|readlink)\(|\.read_(?:text|bytes)\(|\bPath\(.*\)\.(?:stat|open|iterdir|glob)"
     )

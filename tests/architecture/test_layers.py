@@ -14,7 +14,7 @@ from tests.support.programs import OWN_PATH
 ROOT = Path(__file__).parents[2]
 
 
-def test_imports_point_downwards_only() -> None:
+def test_imports_only_point_downwards() -> None:
     """import-linter's contracts in pyproject.toml hold for every module of the server and the SDK."""
     environment = {**os.environ, "PYTHONPATH": OWN_PATH}
     lint = Path(sys.executable).with_name("lint-imports")
@@ -22,8 +22,8 @@ def test_imports_point_downwards_only() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_each_module_of_the_sdk_is_forbidden_to_the_agent() -> None:
-    """Except the wire format and the base of all errors."""
+def test_the_agent_may_import_no_module_of_the_sdk() -> None:
+    """The exceptions are the wire format and the base class of all errors."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     forbidden = {
         module
@@ -37,13 +37,13 @@ def test_each_module_of_the_sdk_is_forbidden_to_the_agent() -> None:
     )
 
 
-def test_no_module_of_the_sdk_overrides_a_private_method_of_another() -> None:
-    """What a framework has to offer is public, so that the loop that calls it can be read without each of them."""
+def test_no_sdk_module_overrides_another_modules_private_method() -> None:
+    """Framework hooks are public, so the loop that calls them can be read without each of them."""
     assert TreeFigures(ROOT, ["sdk"]).overridden_private_methods("trainmedic") == []
 
 
-def test_an_overridden_private_method_is_found(tmp_path: Path) -> None:
-    """Also through a class in between, and of a generic base; not within one module."""
+def test_overridden_private_methods_are_detected(tmp_path: Path) -> None:
+    """Also through an intermediate class and a generic base, but not within one module."""
     package = tmp_path / "sdk/parts"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -86,14 +86,14 @@ def packages(modules: set[str]) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def test_an_agent_loads_none_of_the_servers_libraries() -> None:
-    """An idle agent stays small because its process never imports them; what it does import is a short list."""
+def test_an_agent_loads_no_server_libraries() -> None:
+    """An idle agent stays small because its process never imports them; its imports are a short list."""
     modules = loaded_by("trainmedic_agent.cli.agent")
     assert packages(modules) == _OF_AN_AGENT
     of_logs = {name for name in modules if name.startswith(("trainmedic_logs.lines", "trainmedic_core.expressions"))}
     assert of_logs == set(), "an agent that reads no logs loads nothing of what reading takes"
 
 
-def test_an_agent_that_reads_logs_loads_what_rules_take_and_no_more() -> None:
-    """Where the policy says that logs are read: the sandbox of expressions, and RE2."""
+def test_a_log_reading_agent_loads_only_what_rules_need() -> None:
+    """If the policy enables log reading, these are the expression sandbox and RE2."""
     assert packages(loaded_by("trainmedic_agent.wiring.agent_logs")) <= _OF_AN_AGENT | _TO_READ_LOGS

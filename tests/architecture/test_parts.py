@@ -12,25 +12,25 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", [*BOTH, *LONGEST, *(name for names in REST.values() for name in names)])
-def test_what_a_list_names_exists(name: str) -> None:
-    """A test that was renamed would silently change its part."""
+def test_every_listed_test_exists(name: str) -> None:
+    """A renamed test would silently move to another part."""
     path, _, test = name.partition("::")
     assert (ROOT / path).exists()
     assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8")
 
 
-def test_a_name_covers_what_is_in_it_and_nothing_beside_it() -> None:
-    """A folder, a file and a test are named; a longer name is another one."""
+def test_a_name_covers_its_contents_and_no_longer_names() -> None:
+    """A folder, a file and a test can be named; a longer name is a different one."""
     for inside in ("tests/attack/test_wire.py", "tests/attack/chaos/test_chaos.py::test_x[1]", "tests/attack"):
         assert parts_of(inside) == {Part.REST}
-    page = "tests/integration/test_documentation.py::test_what_a_page_shows_is_what_happens"
+    page = "tests/integration/test_documentation.py::test_the_examples_of_a_page_behave_as_shown"
     assert [parts_of(page), parts_of(f"{page}[README.md]")] == [{Part.REST}] * 2
     assert [parts_of(f"{page}_too"), parts_of("tests/attack_more/test_x.py")] == [{Part.QUICK}] * 2
     assert parts_of(f"{BOTH[0]}[memory]") == set(Part)
 
 
-def test_a_file_with_tests_of_both_parts_is_read_for_both() -> None:
-    """A file of one part is read for that part alone."""
+def test_a_file_with_tests_of_both_parts_is_collected_for_both() -> None:
+    """A file of one part is collected for that part only."""
     names = ("integration/test_messages", "contract/test_run_store", "unit/test_x", "attack/test_x")
     mixed, mixed_by_examples, quick, rest = (f"tests/{name}.py" for name in names)
     for each in (mixed, mixed_by_examples):

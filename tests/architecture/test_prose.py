@@ -114,25 +114,25 @@ def faults(passages: list[Passage], limits: Mapping[str, float]) -> str:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_are_plain(package: str) -> None:
-    """Their sentences open with their subject, and use the usual terms."""
+    """Sentences start with their subject and use standard terms."""
     if report := faults(docstrings(PACKAGES[package]), MOST_IN_DOCSTRINGS):
         pytest.fail(report, pytrace=False)  # an assertion would cut it
 
 
 def test_the_manual_is_plain() -> None:
-    """All pages together, the README and CONTRIBUTING included."""
+    """The check covers all pages, the README and CONTRIBUTING."""
     if report := faults(manual(), MOST_IN_DOCS):
         pytest.fail(report, pytrace=False)
 
 
 def test_docstrings_are_short() -> None:
-    """All packages together."""
+    """The limit holds for all packages together."""
     words = {package: sum(each.words for each in docstrings(folders)) for package, folders in PACKAGES.items()}
     assert sum(words.values()) <= MOST_DOCSTRING_WORDS, words
 
 
 def test_the_manual_is_short() -> None:
-    """The longest pages are shown."""
+    """A failure shows the longest pages."""
     words: dict[str, int] = {}
     for passage in manual():
         page = passage.place.partition(":")[0]
@@ -144,8 +144,8 @@ def test_the_manual_is_short() -> None:
         pytest.fail(f"{total} words, at most {MOST_DOCS_WORDS}\n{shown}", pytrace=False)
 
 
-def test_a_riddle_is_found_and_a_plain_text_is_not() -> None:
-    """The patterns find odd sentences in paragraphs and tables, with their line."""
+def test_an_unclear_text_is_found_and_a_plain_one_is_not() -> None:
+    """The patterns find odd sentences in paragraphs and tables and report their line."""
     odd = "Return the name.\n\nWhat was told is kept. Where it is\nill, nobody knows.\n\n| a | Whose it is |"
     found = faults(list(paragraphs("page", 10, odd)), dict.fromkeys(PATTERNS, 0.0))
     assert "page:12: What was told" in found

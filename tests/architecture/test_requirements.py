@@ -53,7 +53,7 @@ def pins(name: str) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
 
 
-def test_the_lock_is_made_from_what_the_packages_declare() -> None:
+def test_the_lock_is_generated_from_the_packages_dependencies() -> None:
     """requirements/server.in holds the dependencies of server, extras and agent, with the same bounds; sdk.in, logs.in
     and agent.in those of a part, which are among them."""
     server = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -65,7 +65,7 @@ def test_the_lock_is_made_from_what_the_packages_declare() -> None:
         assert pins(f"{name}.txt").items() <= pins("server.txt").items()
 
 
-def test_the_distributions_have_one_version_and_need_it_of_each_other() -> None:
+def test_the_distributions_share_one_version_and_require_it() -> None:
     """Their packages import each other, so mixed versions would break."""
     assert {__version__, trainmedic_core.__version__, trainmedic_logs.__version__, trainmedic_agent.__version__} == {
         project(name)["version"] for name in ("agent", "logs", "sdk")
@@ -78,14 +78,14 @@ def test_the_distributions_have_one_version_and_need_it_of_each_other() -> None:
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_requirement_is_pinned_with_hashes_and_nothing_else(name: str) -> None:
-    """No URL, no index, no option: only names, versions and hashes."""
+    """The locks contain only names, versions and hashes: no URL, index or option."""
     text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
     rest = "".join(line for line in PINNED.sub("", text).splitlines() if not line.startswith("#"))
     assert rest == ""
 
 
 def test_the_locks_agree() -> None:
-    """A package in several has one version, or installing one lock would undo another."""
+    """A package in several locks has one version; otherwise installing one lock would undo another."""
     for one, other in itertools.combinations(LOCKS, 2):
         mine, theirs = pins(one), pins(other)
         assert {name: mine[name] for name in mine.keys() & theirs.keys()} == {
@@ -93,6 +93,6 @@ def test_the_locks_agree() -> None:
         }
 
 
-def test_torch_is_left_to_the_machine() -> None:
-    """Which build of torch is right depends on the machine, so neither it nor its GPU libraries are pinned."""
+def test_torch_is_not_pinned() -> None:
+    """The right build depends on the machine, so neither torch nor its GPU libraries are pinned."""
     assert not [name for name in pins("training.txt") if re.match(r"(torch|triton|nvidia-.*|cuda-.*)$", name)]

@@ -71,8 +71,8 @@ def attacker() -> Iterator[Attack]:
             process.kill()
 
 
-def test_no_canary_dies_while_directories_become_links(base: Path, outside: Path) -> None:
-    """None dies by the cleaning of files or of checkpoints, and the attack does hit the cleaner while it works."""
+def test_no_canary_is_deleted_while_directories_become_links(base: Path, outside: Path) -> None:
+    """Neither file nor checkpoint cleaning deletes one, and the attack does hit the cleaner at work."""
     alive = names(outside)
     seen: Counter[str] = Counter()
     deleted = whole = 0
@@ -100,8 +100,8 @@ def test_no_canary_dies_while_directories_become_links(base: Path, outside: Path
     assert seen["changed_meanwhile"] + seen["vanished_meanwhile"] + seen["moved_meanwhile"] > TRIALS / 100
 
 
-def test_the_attack_works_on_a_cleaner_that_goes_by_path(base: Path, outside: Path) -> None:
-    """The proof of the proof: deleting by path, after looking that there is no link, loses canaries at once."""
+def test_the_attack_succeeds_against_a_cleaner_that_uses_paths(base: Path, outside: Path) -> None:
+    """Control: deleting by path after a check for links loses canaries at once."""
     alive = names(outside)
     with attacker() as attack:
         for trial in range(300):
@@ -133,8 +133,8 @@ print(sum(len(files) for _, _, files in os.walk(sys.argv[2])), flush=True)
 
 
 @pytest.mark.parametrize("kind", ["files", "checkpoints"])
-def test_what_is_moved_out_in_the_middle_stays_but_for_one_file(base: Path, kind: str) -> None:
-    """The move falls at random into the cleaning; one file may go in the microseconds after its place was looked up."""
+def test_files_moved_out_during_cleaning_stay_except_for_one(base: Path, kind: str) -> None:
+    """The move happens at a random moment; one file may be lost in the microseconds after its location check."""
     random = random_source()
     lost: Counter[int] = Counter()
     for trial in range(trials(6, 2_000)):
@@ -184,8 +184,8 @@ clean(cleaner({"old": {"roots": [sys.argv[1]], "globs": "*", "kind": "checkpoint
 """
 
 
-def test_a_cleaner_that_is_killed_leaves_no_half_of_a_checkpoint(base: Path) -> None:
-    """What has a checkpoint's name is whole, and what has a mark of completeness too; the next cleaning ends it."""
+def test_a_killed_cleaner_leaves_no_partial_checkpoint(base: Path) -> None:
+    """Anything with a checkpoint's name or a completeness mark is whole; the next cleaning finishes the deletion."""
     random = random_source()
     halves = 0
     for trial in range(trials(4, 2_000)):

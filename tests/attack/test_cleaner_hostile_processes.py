@@ -33,7 +33,7 @@ print(json.dumps(clean(cleaner({"tmp": rule, "old": {**rule, "kind": "checkpoint
 
 @pytest.mark.parametrize("limit", [12, 30, 70])
 def test_a_cleaner_without_descriptors_answers_and_deletes_what_it_can(base: Path, outside: Path, limit: int) -> None:
-    """The tree is deeper than the descriptors suffice for; what is left has its reason."""
+    """The tree is deeper than the available descriptors; what remains has its reason."""
     alive = names(outside)
     fill(base / "root")
     put(base / "root" / "/".join("d" * 60) / "deep")
@@ -46,8 +46,8 @@ def test_a_cleaner_without_descriptors_answers_and_deletes_what_it_can(base: Pat
     assert {"run/checkpoint-3", "run/checkpoint-4"} <= {name.rpartition("/")[0] for name in names(base / "root")}
 
 
-def test_a_zoo_of_entries_keeps_the_cleaner_from_nothing(base: Path) -> None:
-    """Odd names, pipes, sockets, devices, loops of links, a thousand levels, immutable files: what is plain goes."""
+def test_strange_entries_do_not_stop_the_cleaner(base: Path) -> None:
+    """Odd names, pipes, sockets, devices, link loops, 1000 levels, immutable files: regular files are deleted."""
     random = random_source()
     for trial in range(trials(2, 500)):
         root = base / f"trial-{trial}"
@@ -103,8 +103,8 @@ sys.stdin.read()
 """
 
 
-def test_a_process_that_has_much_open_and_maps_odd_names_costs_only_time(base: Path) -> None:
-    """What it has open stays, the cleaning ends, and where there is no time for all of it nothing is guessed."""
+def test_a_process_with_many_open_files_and_odd_maps_costs_only_time(base: Path) -> None:
+    """Its open files stay, the cleaning ends, and if time runs out nothing is guessed."""
     kept, free = put(base / "kept"), put(base / "free")
     count = trials(4_000, 500_000)
     argv = [sys.executable, "-c", OPENS_MUCH, kept, str(count)]
@@ -154,8 +154,8 @@ def may_mount() -> bool:
 
 
 @pytest.mark.skipif(not may_mount(), reason="this machine has no FUSE that users may mount")
-def test_a_filesystem_that_never_answers_does_not_stop_it(base: Path) -> None:
-    """A process has a directory open on it; only where that lies is asked, which nobody has to answer."""
+def test_a_filesystem_that_never_answers_does_not_block_the_cleaner(base: Path) -> None:
+    """A process has a directory open on it; the cleaner asks only for its location, which needs no answer from it."""
     with in_process(HANGS, base, before=NAMESPACE) as process:
         text, error = process.communicate(timeout=60)
     assert text.strip() == "open", error

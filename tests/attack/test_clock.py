@@ -26,10 +26,10 @@ steps:
 JUMPS = [timedelta(minutes=2), timedelta(hours=2), timedelta(days=1), timedelta(days=100), timedelta(days=4000)]
 
 
-def test_whatever_the_clock_is_set_to_nothing_is_lost_or_done_twice(
+def test_nothing_is_lost_or_repeated_whatever_the_clock_says(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
 ) -> None:
-    """No item of the history goes, no alert acts twice, no cap ends while it is needed, and each is given back within
+    """No history item is lost, no alert acts twice, no cap ends while it is needed, and each is reverted within
     a minute of the end of its alert. In full the server is killed as well, and starts with the wrong time."""
     random, clock, driver = random_source(), MachineClock(tmp_path), make_driver(GPUS)
     server = Server(tmp_path / "s", PLAYBOOK, "--redis", redis_url, "--retention", "1d")

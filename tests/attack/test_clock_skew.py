@@ -27,10 +27,10 @@ steps:
 
 
 @pytest.mark.parametrize("ahead", [timedelta(seconds=each) for each in (-86_400, -40, 40, 3_600)])
-def test_an_agent_with_a_wrong_clock_acts_or_names_the_time_that_it_sees(
+def test_an_agent_with_a_wrong_clock_acts_or_reports_both_times(
     ahead: timedelta, tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
 ) -> None:
-    """A clock that is behind delays nothing. One that is ahead by more than a command lasts makes the agent refuse, and
+    """A clock that is behind delays nothing. One ahead by more than a command's lifetime makes it refuse, and
     the run shows both times. A cap is reverted when the alert ends.
     """
     driver, fired, clock = make_driver(1), delivery("Hot", "0"), MachineClock(tmp_path / "clock")

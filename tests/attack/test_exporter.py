@@ -46,8 +46,8 @@ class LimitedNode(Node):
         return int(next(line["port"] for line in lines if line["event"] == "metrics"))
 
 
-def test_a_crowd_of_slow_clients_takes_no_open_file_from_a_command(tmp_path: Path, redis_url: str) -> None:
-    """A cleaning goes to its end, Prometheus is answered, every line of the log is JSON, and no file stays open."""
+def test_many_slow_clients_take_no_descriptor_from_a_command(tmp_path: Path, redis_url: str) -> None:
+    """A cleaning completes, Prometheus is answered, every log line is JSON, and no file stays open."""
     allow_many_files()
     root = tmp_path / "scratch"
     root.mkdir()

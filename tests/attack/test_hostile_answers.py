@@ -165,8 +165,8 @@ async def made(call: Callable[[], Awaitable[object]], about: object) -> None:
         pytest.fail(f"{ascii(about)[:200]}: {type(error).__name__}: {error}")
 
 
-async def test_no_answer_raises_what_nobody_expects(foreign: Foreign, calls: Calls) -> None:
-    """Each form of nonsense to each question, in the answer and in a refusal."""
+async def test_no_answer_raises_an_undeclared_error(foreign: Foreign, calls: Calls) -> None:
+    """Each kind of nonsense is sent to each call, as an answer and as a refusal."""
     for foreign.status, bodies in ((200, BODIES), (400, BODIES[:: trials(8, 1)]), (503, BODIES[:: trials(8, 1)])):
         for foreign.body in bodies:
             for name, call in calls.items():
@@ -174,7 +174,7 @@ async def test_no_answer_raises_what_nobody_expects(foreign: Foreign, calls: Cal
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b"1"])
-async def test_slack_has_not_accepted_what_it_answers_without_an_object(
+async def test_a_slack_answer_without_an_object_leaves_the_outcome_unknown(
     foreign: Foreign, calls: Calls, body: bytes
 ) -> None:
     foreign.status, foreign.body = 200, body
@@ -182,8 +182,8 @@ async def test_slack_has_not_accepted_what_it_answers_without_an_object(
         await calls["slack"]()
 
 
-async def test_no_charset_raises_what_nobody_expects(foreign: Foreign, calls: Calls) -> None:
-    """Some of Python's codecs are none of text, and some cannot replace what they do not know."""
+async def test_no_charset_raises_an_undeclared_error(foreign: Foreign, calls: Calls) -> None:
+    """Some Python codecs are not text codecs, and some cannot replace undecodable bytes."""
     foreign.body = b"[]\xff\\u"
     for charset in CHARSETS:
         foreign.headers = {"Content-Type": f"application/json; charset={charset}"}
@@ -191,8 +191,8 @@ async def test_no_charset_raises_what_nobody_expects(foreign: Foreign, calls: Ca
             await made(call, (name, charset))
 
 
-async def test_no_cookie_is_kept(foreign: Foreign, calls: Calls) -> None:
-    """An answer changes no later call, and a server that always sets another cookie fills no memory."""
+async def test_no_cookie_is_stored(foreign: Foreign, calls: Calls) -> None:
+    """An answer affects no later call, and a server that keeps setting new cookies fills no memory."""
     foreign.headers = {"Set-Cookie": "session=theirs; Path=/"}
     caller = HttpxCaller()
     for _ in range(2):
@@ -205,7 +205,7 @@ async def test_no_cookie_is_kept(foreign: Foreign, calls: Calls) -> None:
 
 
 async def test_a_log_store_cannot_inflate_an_answer(foreign: Foreign, calls: Calls) -> None:
-    """It is asked for no compression, and what is compressed all the same is not read: twice compressed, 2 KB become
+    """The server requests no compression and reads no compressed answer: compressed twice, 2 KB become
     as many GB as the server has."""
     foreign.body = gzip.compress(gzip.compress(b"{}" * 1_000_000))
     foreign.headers = {"Content-Encoding": "gzip, gzip"}
@@ -215,10 +215,10 @@ async def test_a_log_store_cannot_inflate_an_answer(foreign: Foreign, calls: Cal
     assert all(b"accept-encoding: identity" in head.lower() for head in foreign.seen)
 
 
-async def test_an_answer_of_a_log_store_that_never_ends_is_left(
+async def test_a_log_stores_endless_answer_is_abandoned(
     foreign: Foreign, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each byte comes in time, the last one never."""
+    """Each byte comes in time, but the last one never does."""
     monkeypatch.setattr(store_http, "_ANSWERS_WITHIN", 1.0)
     foreign.drips = True
     with pytest.raises(errors.LogsUnavailable, match="does not answer within 1 s"):
@@ -226,10 +226,10 @@ async def test_an_answer_of_a_log_store_that_never_ends_is_left(
     await asyncio.to_thread(eventually, lambda: foreign.left == 1, 60, "the connection is closed")
 
 
-async def test_a_receiver_of_messages_that_never_ends_holds_up_no_others(
+async def test_an_endless_receiver_of_messages_delays_no_others(
     foreign: Foreign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message to it fails in time, as one that it may have. It holds few threads, none for which a server that stops
+    """A message to it fails in time as possibly delivered. It holds few threads, none for which a stopping server
     would wait, and none of those that everything else uses."""
     monkeypatch.setattr(apprise_notifier, "_SENDS_WITHIN", 1.0)
     foreign.drips = True
@@ -254,8 +254,8 @@ def _messengers() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_a_redirect_of_a_message_is_not_followed(foreign: Foreign, status: int) -> None:
-    """It leads to where no setting sends anything, and by a GET, without the message: its answer says nothing of the
+async def test_redirects_of_messages_are_not_followed(foreign: Foreign, status: int) -> None:
+    """It points where no setting sends anything, and as a GET without the message: its answer says nothing about the
     message."""
     foreign.status, foreign.headers = status, {"Location": f"http://{foreign.place}/latest/meta-data"}
     with pytest.raises(errors.TemporaryFailure, match="could not be sent to oncall"):

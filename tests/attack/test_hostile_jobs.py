@@ -27,8 +27,8 @@ def top() -> Iterator[Path]:
     remove(made)
 
 
-def test_hostile_users_see_nothing_of_others_and_hide_nothing(top: Path, redis_url: str) -> None:
-    """No byte of a private file comes out, each failing line of another user's job becomes a finding, commands are
+def test_hostile_users_see_no_other_users_data_and_hide_nothing(top: Path, redis_url: str) -> None:
+    """No byte of a private file leaks, each failing line of another user's job becomes a finding, commands are
     carried out, and the acting process stays as large as it was."""
     seed = random_source().randrange(2**32)
     with Attack(top, redis_url, seed, SHARE) as attack:

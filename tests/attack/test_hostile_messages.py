@@ -66,7 +66,7 @@ PING = b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}'
 
 
 def test_an_assistants_messages_never_end_the_connection() -> None:
-    """Each answer is one of the protocol, and the message after it is answered."""
+    """Each answer conforms to the protocol, and the next message is answered."""
     source, real = random_source(), requests()
     client = Client("http://trainmedic", None)
     client._http = httpx.Client(
@@ -92,7 +92,7 @@ def test_an_assistants_messages_never_end_the_connection() -> None:
     ],
     ids=["arrays", "objects", "arguments", "number", "surrogate", "method", "long"],
 )
-def test_a_deep_or_huge_message_is_answered_and_the_next_one_too(message: bytes) -> None:
+def test_a_deep_or_huge_message_and_the_next_one_are_answered(message: bytes) -> None:
     """No depth and no length ends the program."""
     client = Client("http://trainmedic", None)
     replies = replies_to(client, message + b"\n" + PING + b"\n")
@@ -146,8 +146,8 @@ PEOPLE = {"U0123ABCDEF": {"name": "ann", "groups": ["hardware"]}}
 SETTINGS = SlackFile.model_validate({"channel": "C0123456789", "people": PEOPLE})
 
 
-async def test_what_slack_sends_decides_only_for_people_who_are_named() -> None:
-    """Nothing is raised, whatever a payload holds."""
+async def test_slack_payloads_decide_only_for_named_people() -> None:
+    """Nothing is raised, whatever a payload contains."""
     source, store = random_source(), InMemoryStore()
     asking = step(kind="approve", id="sure", status=StepStatus.WAITING, params=Terms(by=("nobody",)).as_data())
     waiting = run(status=Status.AWAITING_APPROVAL, steps=(asking,))
@@ -208,10 +208,10 @@ URLS = (
 
 
 @pytest.mark.parametrize("url", URLS)
-async def test_no_error_about_a_channels_url_repeats_it(
+async def test_no_error_about_a_channel_repeats_its_url(
     url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether the settings refuse it, or the service cannot be reached, a log is read by more people than the URL."""
+    """Whether the settings reject it or the service is unreachable: more people read logs than may know the URL."""
 
     def unreachable(*address: object, **options: object) -> None:
         raise OSError(f"no way to {address}")

@@ -136,10 +136,10 @@ def owed(server: Server) -> list[str]:
     ]
 
 
-def test_who_has_not_the_key_changes_nothing(
+def test_an_attacker_without_the_key_changes_nothing(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver], server: Server
 ) -> None:
-    """Each alert has one run, each run its effects once, each effect its undo once."""
+    """Each alert has one run, each run applies its effects once, and each effect is undone once."""
     driver = make_driver(1)
     with GpuNode(tmp_path / "node", redis_url, driver), Job("llm-1", redis_url, KEY) as job:
         with HostileClient(redis_url, random_source()) as attacker:

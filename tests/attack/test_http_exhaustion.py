@@ -82,16 +82,16 @@ def request(path: str, role: str | None = None, method: str = "GET", more: str =
     return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{token}{more}\r\n".encode()
 
 
-def test_requests_that_are_pipelined_and_never_read(guarded: Siege) -> None:
-    """Neither the requests that wait nor the responses fill the memory."""
+def test_the_server_survives_pipelined_unread_requests(guarded: Siege) -> None:
+    """Neither the waiting requests nor the responses fill the memory."""
     many = [request(path) * 1000 for path in ("/health", "/openapi.json", "/history", "/metrics")]
     turn = iter(range(10_000_000))
     with guarded, Crowd(guarded, 8, lambda client: client.sendall(many[next(turn) % len(many)])):
         time.sleep(SECONDS)
 
 
-def test_connections_that_are_held(guarded: Siege) -> None:
-    """Idle, with half a head, or with a response that is not taken: a new client has always room."""
+def test_held_connections_do_not_keep_new_clients_out(guarded: Siege) -> None:
+    """They are idle, have sent half a head, or do not read their response."""
     half = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nA: "
     with (
         guarded,
@@ -108,8 +108,8 @@ def test_connections_that_are_held(guarded: Siege) -> None:
             time.sleep(0.1)
 
 
-def test_large_bodies_at_once(guarded: Siege) -> None:
-    """Sixteen of the largest size, those whose JSON takes most memory among them, with a token and without."""
+def test_the_server_survives_large_bodies_at_once(guarded: Siege) -> None:
+    """There are 16 bodies of the largest size, among them the most memory-hungry JSON, with and without a token."""
     filler = "x" * 1000
     bodies = [
         webhook(*(alert("Unmatched", number, filler=filler) for number in range(6000))),
@@ -138,8 +138,8 @@ def test_large_bodies_at_once(guarded: Siege) -> None:
         time.sleep(SECONDS * 3)
 
 
-def test_events_replayed_and_histories_exported(guarded: Siege) -> None:
-    """Sixty replays from the beginning, and as many exports and pages, by clients that read and that do not."""
+def test_the_server_survives_event_replays_and_history_exports(guarded: Siege) -> None:
+    """Sixty replays from the beginning, and as many exports and pages, by reading and non-reading clients."""
     asked = [
         request("/events?after=0", "viewer"),
         request("/history", "viewer", more="Accept: application/x-ndjson\r\n"),
@@ -160,8 +160,8 @@ def test_events_replayed_and_histories_exported(guarded: Siege) -> None:
         time.sleep(SECONDS)
 
 
-def test_without_tokens_slow_bodies_and_idle_connections_keep_nobody_out(open_to_all: Siege) -> None:
-    """Who is silent longest gives way, and a body that arrives slowly holds no delivery up."""
+def test_without_tokens_slow_bodies_and_idle_connections_block_no_client(open_to_all: Siege) -> None:
+    """The longest-silent connection closes first, and a slowly arriving body delays no delivery."""
     slow = request("/webhook", None, "POST", f"Content-Length: {8 * MIB}\r\n") + b" " * 200_000
     large = request("/webhook", None, "POST", f"Content-Length: {8 * MIB}\r\n") + b" " * (8 * MIB - 1)
     with open_to_all, held(open_to_all, 300, b""), held(open_to_all, 200, slow):

@@ -74,8 +74,8 @@ def server(tmp_path: Path) -> Iterator[tuple[Program, int]]:
         yield program, int(url.rpartition(":")[2])
 
 
-def test_mutated_deliveries_are_answered_and_the_server_stays_well(server: tuple[Program, int]) -> None:
-    """200 for what is still sound, a problem that says what is wrong for the rest; nothing is an accident."""
+def test_mutated_deliveries_are_answered_and_the_server_stays_healthy(server: tuple[Program, int]) -> None:
+    """Valid parts get a 200, the rest a problem that says what is wrong; there is no internal error."""
     program, port = server
     source, real = random_source(), real_deliveries()
     seen: dict[int, int] = {}
@@ -141,7 +141,7 @@ schema = schemathesis.openapi.from_dict(openapi_document()).exclude(path="/event
     database=None,
 )
 def test_every_role_gets_declared_answers(case: schemathesis.Case, role: str | None, address: Address) -> None:
-    """Good requests and bad ones, with each role and with none: never an accident, and nothing without the role."""
+    """Good and bad requests with each role and without one: no internal error, and no access without the role."""
     case.headers = {name: value for name, value in (case.headers or {}).items() if name.lower() != "authorization"}
     answer = case.call(base_url=address.url, headers=bearer(role))
     case.validate_response(

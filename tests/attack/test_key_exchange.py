@@ -27,7 +27,7 @@ SIGNING, PREVIOUS = "TRAINMEDIC_SIGNING_KEY", "TRAINMEDIC_PREVIOUS_SIGNING_KEY"
 STEPS = ("server takes both", "agent takes both", "server forgets", "agent forgets", "alert resolves", "another fires")
 
 
-def test_whatever_the_order_of_an_exchange_each_cap_is_reverted(
+def test_each_cap_is_reverted_whatever_the_order_of_a_key_exchange(
     redis_url: str, tmp_path: Path, make_driver: Callable[..., Driver]
 ) -> None:
     """In the right order nothing fails. In a wrong one commands are refused until both sides know one key; then every

@@ -27,8 +27,8 @@ def at(directory: Path) -> int:
         return 0
 
 
-def test_kills_in_the_middle_of_copies(tmp_path: Path) -> None:
-    """Each life goes on from a state of one step, later than the life before began with, though the state grows;
+def test_kills_during_copies_leave_a_consistent_state(tmp_path: Path) -> None:
+    """Each process continues from one step's state, later than the one from which the process before it started;
     it loses but a few copies, and in the end nothing is left in memory."""
     source = random_source()
     shared = tmp_path / "shared"

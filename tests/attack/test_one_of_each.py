@@ -94,8 +94,8 @@ def drawn(source: random.Random, state: Path, directory: Path, number: int) -> P
     return alias
 
 
-def test_one_of_many_servers_on_one_store_works(tmp_path: Path) -> None:
-    """Whichever is first. All of them are killed, and the next ones start at once, on what any of them has left."""
+def test_only_one_of_many_servers_on_one_store_works(tmp_path: Path) -> None:
+    """Any of them may be first. All are killed, and the next ones start at once on what was left."""
     source = random_source()
     state = tmp_path / "state"
     end(start_at_once(tmp_path, [state]))

@@ -156,16 +156,16 @@ def render(text: str) -> None:
         within(EVALUATION_SECONDS, text, lambda: compiled.render(SCOPE))
 
 
-def test_templates_at_random() -> None:
-    """A template is compiled, or malformed; it makes a value, or an error."""
+def test_random_templates_compile_or_are_reported_as_malformed() -> None:
+    """A compiled template yields a value or an error."""
     draw, before = random_source(), peak_mib()
     for _ in range(trials(600, 100_000)):
         render(template(draw))
     assert peak_mib() - before < MEMORY_MIB
 
 
-def test_files_at_random() -> None:
-    """Shipped playbooks and their tests, mutated, with templates at random in them: every problem has its place."""
+def test_random_playbook_files_give_problems_with_a_location() -> None:
+    """Shipped playbooks and their tests are mutated and get random templates."""
     draw = random_source()
     texts = [path.read_text() for path in sorted(SHIPPED.glob("*.yaml"))]
     for _ in range(trials(60, 20_000)):
@@ -182,8 +182,8 @@ def test_files_at_random() -> None:
         assert not any("cannot be checked" in problem.message for problem in problems), (text, problems)
 
 
-def test_tests_of_playbooks_at_random(tmp_path: Path) -> None:
-    """Their reader gives problems too."""
+def test_random_playbook_tests_give_problems(tmp_path: Path) -> None:
+    """The reader reports problems for them too."""
     draw = random_source()
     texts = [path.read_text() for path in sorted(SHIPPED.glob("*_test.yaml"))]
     path = tmp_path / "a_test.yaml"
@@ -225,7 +225,7 @@ HOSTILE_FILES = {
 }
 
 
-def test_files_written_to_do_harm() -> None:
+def test_harmful_playbook_files_are_read_in_bounded_time() -> None:
     """Each is bounded in time."""
     before = peak_mib()
     for name in random_source().sample(sorted(HOSTILE_FILES), trials(3, len(HOSTILE_FILES))):
@@ -233,8 +233,8 @@ def test_files_written_to_do_harm() -> None:
     assert peak_mib() - before < MEMORY_MIB
 
 
-def test_what_is_no_file_of_playbooks(tmp_path: Path) -> None:
-    """Loops of links, devices, pipes and bombs take nothing from the good file beside them."""
+def test_unreadable_playbook_files_do_not_affect_good_ones(tmp_path: Path) -> None:
+    """Link loops, devices, pipes and bombs lie next to a good file, which is still loaded."""
     for name in ("laughs", "deep", "long number"):
         (tmp_path / f"{name}.yaml").write_text(HOSTILE_FILES[name])
     (tmp_path / "good.yaml").write_text(HEAD + "steps: [{wait_for: resolved}]\n")
@@ -262,7 +262,7 @@ PATTERN_PARTS = (
 # fmt: on
 
 
-def test_patterns_on_labels_written_to_do_harm() -> None:
+def test_harmful_label_patterns_are_refused_or_matched_in_time() -> None:
     """A pattern is refused, too large for the value, or matched within its time."""
     draw, before = random_source(), peak_mib()
     texts = [

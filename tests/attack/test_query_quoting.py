@@ -99,8 +99,8 @@ def taken_apart(query: str) -> tuple[str, list[str]]:
     return skeleton, literals
 
 
-def test_the_parser_of_this_test_reads_what_go_reads() -> None:
-    """And refuses what Go refuses."""
+def test_the_test_parser_accepts_what_go_accepts() -> None:
+    """It also refuses what Go refuses."""
     assert taken_apart(r'a{b="c\"\\\u0022\n"} # ') == ("a{b=?} # ", ['c"\\"\n'])
     for wrong in ('"a\nb"', r'"\ud800"', r'"\q"', r'"\u12"', r"""'\"'""", r'"\xff"'):
         with pytest.raises(ValueError):
@@ -129,8 +129,8 @@ def of_prometheus(name: str) -> list[str]:
     [logs_of(Loki(None)), logs_of(VictoriaLogs(None)), of_prometheus],  # type: ignore[arg-type]
     ids=["loki", "victorialogs", "prometheus"],
 )
-def test_no_name_leaves_its_place_in_a_query(queries: Callable[[str], list[str]]) -> None:
-    """Of the rest of a query nothing changes, and the first literal is the name."""
+def test_no_name_escapes_its_literal_in_a_query(queries: Callable[[str], list[str]]) -> None:
+    """The rest of the query does not change, and the first literal is the name."""
     harmless = [taken_apart(query)[0] for query in queries("x")]
     for name in hostile_names(random_source()):
         apart = [taken_apart(query) for query in queries(name)]
@@ -138,8 +138,8 @@ def test_no_name_leaves_its_place_in_a_query(queries: Callable[[str], list[str]]
         assert apart[0][1][0] in (shown(name), shown(name, "?")), ascii(name)
 
 
-def test_a_real_prometheus_reads_each_name_as_it_is(tmp_path: Path) -> None:
-    """In a string, and in a matcher."""
+def test_a_real_prometheus_reads_each_name_unchanged(tmp_path: Path) -> None:
+    """This holds in a string and in a matcher."""
     config = tmp_path / "prometheus.yml"
     config.write_text("{}")
     program, url = start_prometheus(config, tmp_path)

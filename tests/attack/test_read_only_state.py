@@ -75,10 +75,10 @@ class FailingDisk:
         subprocess.run(argv, check=True, capture_output=True, timeout=60)
 
 
-def test_a_server_whose_disk_fails_accepts_nothing_and_loses_nothing(
+def test_a_server_with_a_failing_disk_accepts_and_loses_nothing(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
 ) -> None:
-    """It says why, in answers and where it is asked for its health. On a mended disk it goes on."""
+    """It states the reason in answers and in its health endpoint, and continues once the disk is fixed."""
     driver, first, second = make_driver(2), delivery("Hot", "0"), delivery("Hot", "1")
     with FailingDisk(tmp_path / "disk") as disk, GpuNode(tmp_path / "node", redis_url, driver):
         server = Server(_with_state_on(disk, tmp_path / "server"), PLAYBOOK, "--redis", redis_url, environment=SIGNED)
@@ -103,10 +103,10 @@ def test_a_server_whose_disk_fails_accepts_nothing_and_loses_nothing(
             server.kill()
 
 
-def test_an_agent_whose_disk_fails_refuses_with_the_reason(
+def test_an_agent_with_a_failing_disk_refuses_with_the_reason(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
 ) -> None:
-    """It does nothing that it cannot record. What it did before is reverted once, on the mended disk."""
+    """It does nothing that it cannot record. Earlier changes are reverted once, on the fixed disk."""
     driver, first, second = make_driver(2), delivery("Hot", "0"), delivery("Hot", "1")
     with (
         FailingDisk(tmp_path / "disk") as disk,

@@ -178,7 +178,7 @@ class Soak:
 def test_server_and_agent_do_not_grow(
     tmp_path: Path, redis_server: RedisServer, make_driver: Callable[..., Driver]
 ) -> None:
-    """Memory, descriptors and threads of both stay where they are, and messages in Redis are taken away."""
+    """Memory, descriptors and threads of both stay constant, and messages are removed from Redis."""
     node = GpuNode(tmp_path / "node", redis_server.url, make_driver(GPUS), policy="allow: [gpu.power_limit]\n")
     key = {"TRAINMEDIC_SIGNING_KEY": KEY}
     with (

@@ -88,7 +88,7 @@ class Consumer:
 
 
 def test_only_a_genuine_command_is_carried_out(source: random.Random) -> None:
-    """Byte for byte as the server has signed it, and for this job."""
+    """The command must match byte for byte what the server signed, and for this job."""
     consumer = Consumer()
     addressee = Addressee("job", "llm-1", "stream", "rank-0", "llm-1")
     receiver = CommandReceiver(RedisConnection(lambda: None, OutageLog("a test")), addressee, SHARED, consumer)
@@ -113,7 +113,7 @@ def has_signature(fields: dict[bytes, bytes], genuine: dict[bytes, bytes]) -> bo
 
 
 def test_only_a_genuine_reply_is_an_outcome(source: random.Random) -> None:
-    """Whatever else is on the stream of replies."""
+    """It does not matter what else is on the reply stream."""
     metrics, clock = telemetry.Metrics(), StoppedClock(NOW)
     discarded: list[bytes] = []
     router = ReplyRouter(NOW - timedelta(hours=1), lambda _: None, discarded.extend, is_signed=True)
@@ -146,16 +146,16 @@ def strange_replies() -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("raw", list(strange_replies()))
-def test_a_strange_reply_keeps_its_outcome(raw: bytes) -> None:
-    """And can be written to every database, and shown."""
+def test_a_malformed_reply_keeps_its_outcome(raw: bytes) -> None:
+    """It can also be written to every database, and displayed."""
     reply = Reply.of_entry({b"reply": raw})
     assert reply.status == envelope.APPLIED
     text = json.dumps(dict(reply.output), allow_nan=False, ensure_ascii=False)
     assert b"\\u0000" not in text.encode()
 
 
-def test_only_a_genuine_presence_is_believed_and_every_other_can_be_shown(source: random.Random) -> None:
-    """By ``/jobs``, whatever it is."""
+def test_only_a_genuine_presence_is_trusted_and_any_can_be_displayed(source: random.Random) -> None:
+    """``/jobs`` displays them, whatever they contain."""
     clock = StoppedClock(NOW)
     signers = [SHARED, Signer.of(identity_key(b"the shared key of these tests", job_identity("llm-1")))]
     details = {"job": "llm-1", "ranks": [0, 1], "placement": [{"rank": 0, "node": "n1", "gpu": "GPU-a"}]}

@@ -83,8 +83,8 @@ async def ids_of(store: SqlStore) -> set[str]:
     return {each.id async for each in store.stream(HistoryFilter())}
 
 
-async def test_a_deleted_run_is_in_the_archive_whole(store: SqlStore, tmp_path: Path) -> None:
-    """With its alerts, steps and events; an open one and a young one stay where they are."""
+async def test_a_deleted_run_is_archived_completely(store: SqlStore, tmp_path: Path) -> None:
+    """The archive has its alerts, steps and events; open and recent runs stay in the store."""
     old, opened, young = closed(1), run(2, gpu(2)), closed(100, gpu(3))
     await keep(store, old, opened, young)
     assert await store.prune(at(50), archive_in(tmp_path / "kept")) == 1
@@ -115,10 +115,10 @@ STAND_INS = [put_nothing, put_a_file, put_another_directory]
 
 @pytest.mark.parametrize("stand_in", STAND_INS)
 @pytest.mark.parametrize("archived", [0, 1])
-async def test_nothing_is_deleted_while_the_archive_is_away(
+async def test_nothing_is_deleted_while_the_archive_is_unavailable(
     store: SqlStore, tmp_path: Path, stand_in: Callable[[Path], None], archived: int
 ) -> None:
-    """Neither runs nor anything else, and nothing is written where it was, also where it has no runs yet. It goes on
+    """Neither runs nor anything else, and nothing is written in its place, even if it has no runs yet. It continues
     when the archive is back."""
     directory = tmp_path / "volume" / "kept"
     archive = archive_in(directory)
@@ -142,10 +142,8 @@ async def test_nothing_is_deleted_while_the_archive_is_away(
     assert await store.events_after(0, 9) == []
 
 
-async def test_a_server_that_starts_without_its_archive_s_volume_deletes_nothing(
-    store: SqlStore, tmp_path: Path
-) -> None:
-    """The store knows how far the archive was; the words say what to do. An archive elsewhere is another one."""
+async def test_a_server_that_starts_without_its_archive_volume_deletes_nothing(store: SqlStore, tmp_path: Path) -> None:
+    """The store knows the archive's last file; the error says what to do. An archive elsewhere is another one."""
     directory = tmp_path / "kept"
     await keep(store, closed(1))
     assert await store.prune(at(50), archive_in(directory)) == 1
@@ -157,10 +155,10 @@ async def test_a_server_that_starts_without_its_archive_s_volume_deletes_nothing
     assert await store.prune(at(50), archive_in(tmp_path / "elsewhere")) == 1
 
 
-async def test_a_volume_that_goes_while_runs_move_into_the_archive_takes_none_with_it(
+async def test_a_volume_that_vanishes_during_archiving_loses_no_run(
     store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two of its files."""
+    """The volume vanishes between two of the archive's files."""
     monkeypatch.setattr(old_runs, "RUNS_PER_FILE", 2)
     runs = [closed(number, gpu(number)) for number in range(5)]
     await keep(store, *runs)
@@ -181,8 +179,8 @@ async def test_a_volume_that_goes_while_runs_move_into_the_archive_takes_none_wi
     assert list((tmp_path / "kept").iterdir()) == []
 
 
-def test_an_archive_begins_with_a_file_without_runs(tmp_path: Path) -> None:
-    """By which it is known before it has any; one that is there already goes on, and loses nothing."""
+def test_an_archive_starts_with_a_file_without_runs(tmp_path: Path) -> None:
+    """This file identifies an archive without runs; an existing archive continues and loses nothing."""
     archive = archive_in(tmp_path / "deep" / "kept")
     assert [path.name for path in (tmp_path / "deep" / "kept").iterdir()] == ["runs-00000000.ndjson.gz"]
     assert archive.last(0) == (0, [])
@@ -192,8 +190,8 @@ def test_an_archive_begins_with_a_file_without_runs(tmp_path: Path) -> None:
     assert len(list((tmp_path / "old").iterdir())) == 1
 
 
-def test_servers_that_share_an_archive_may_begin_it_at_once(tmp_path: Path) -> None:
-    """None takes another's half-written file for its own."""
+def test_servers_that_share_an_archive_may_start_it_at_once(tmp_path: Path) -> None:
+    """None mistakes another server's half-written file for its own."""
     with ThreadPoolExecutor(8) as pool:
         for number in range(25):
             directory = tmp_path / f"{number}"
@@ -204,17 +202,17 @@ def test_servers_that_share_an_archive_may_begin_it_at_once(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("place", ["file", "file/kept", "/proc/kept", "nul\0byte"])
-def test_a_place_that_can_be_no_archive_is_refused(tmp_path: Path, place: str) -> None:
-    """By the name of the setting, with the place and what to do."""
+def test_a_location_unusable_as_an_archive_is_rejected(tmp_path: Path, place: str) -> None:
+    """The error has the name of the setting, the location and what to do."""
     (tmp_path / "file").touch()
     with pytest.raises(errors.ConfigurationError, match=r"^--archive: '.*(file|kept|byte)': .*; use a directory"):
         GzipArchive(tmp_path / place).prepare()
 
 
-async def test_an_archive_that_only_cannot_be_used_now_keeps_no_server_from_starting(
+async def test_a_temporarily_unusable_archive_does_not_prevent_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk, or a file system that does not answer: it is said, and nothing is deleted until it can be."""
+    """The disk is full or the file system hangs: this is reported, and nothing is deleted during this time."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -258,8 +256,8 @@ DAMAGED_FILES = {
 
 
 @pytest.mark.parametrize("raw", DAMAGED_FILES.values(), ids=DAMAGED_FILES)
-def test_a_newest_file_that_was_damaged_or_replaced_is_told_as_that(tmp_path: Path, raw: bytes) -> None:
-    """Nothing is deleted by what it says, and no other error ends the round that deletes old runs."""
+def test_a_damaged_or_replaced_newest_file_is_reported_as_such(tmp_path: Path, raw: bytes) -> None:
+    """Nothing is deleted because of it, and no other error ends the pruning round."""
     archive = archive_in(tmp_path)
     (tmp_path / "runs-00000001-2020-01-01.ndjson.gz").write_bytes(raw)
     with pytest.raises(errors.ArchiveUnavailable, match=f"the archive {tmp_path}: "):
@@ -267,8 +265,8 @@ def test_a_newest_file_that_was_damaged_or_replaced_is_told_as_that(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
-def test_nothing_is_written_through_what_lies_in_the_archive(tmp_path: Path, kind: str) -> None:
-    """A link leads to somebody's file, and a pipe holds up who opens it."""
+def test_nothing_is_written_through_entries_in_the_archive(tmp_path: Path, kind: str) -> None:
+    """A link leads to another user's file, and a pipe blocks whoever opens it."""
     victim, directory = tmp_path / "victim", tmp_path / "archive"
     victim.write_text("theirs")
     archive = archive_in(directory)
@@ -280,10 +278,8 @@ def test_nothing_is_written_through_what_lies_in_the_archive(tmp_path: Path, kin
     assert [document["run"]["id"] for document in documents(directory)] == ["r"]
 
 
-def test_of_two_servers_that_write_at_once_neither_replaces_the_other_s_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One whose place another has taken may not have noticed: the runs of both files are about to be deleted."""
+def test_concurrent_writers_do_not_replace_each_others_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replaced leader may not have noticed: the runs of both files are about to be deleted."""
     first, second = archive_in(tmp_path), GzipArchive(tmp_path)
     lines, others = gzip_archive._lines, iter(["second"])
 
@@ -301,8 +297,8 @@ def test_of_two_servers_that_write_at_once_neither_replaces_the_other_s_file(
     assert not [*tmp_path.glob("*.part")]
 
 
-def test_without_hard_links_no_file_is_replaced_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some file systems of objects and shares have none."""
+def test_no_file_is_replaced_without_hard_links_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some object-store and network file systems have no hard links."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "not supported")
@@ -316,8 +312,8 @@ def test_without_hard_links_no_file_is_replaced_either(tmp_path: Path, monkeypat
         archive.write([archived("b")], 0)
 
 
-def test_a_start_removes_what_a_killed_writer_has_left(tmp_path: Path) -> None:
-    """A day later: what is younger may still be written by another server."""
+def test_a_start_removes_the_leftovers_of_a_killed_writer(tmp_path: Path) -> None:
+    """Only after a day: another server may still be writing a younger file."""
     archive = archive_in(tmp_path)
     old, young = tmp_path / "old.part", tmp_path / "young.part"
     for part in (old, young):
@@ -328,10 +324,10 @@ def test_a_start_removes_what_a_killed_writer_has_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unnamed", [False, True])
-async def test_a_kill_at_any_place_leaves_each_run_once(
+async def test_a_kill_at_any_point_leaves_each_run_once(
     store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unnamed: bool
 ) -> None:
-    """As a file is written, as it has its name, and between the deletions of its runs."""
+    """The kill hits while a file is written, when it gets its name, or between the deletions of its runs."""
     monkeypatch.setattr(old_runs, "RUNS_PER_FILE", 4)
     monkeypatch.setattr(prune, "BATCH", 2)
     runs = [closed(number, gpu(number)) for number in range(11)]
@@ -354,8 +350,8 @@ async def test_a_kill_at_any_place_leaves_each_run_once(
     assert await ids_of(store) == set()
 
 
-async def test_a_run_that_has_changed_since_it_was_archived_stays(store: SqlStore, tmp_path: Path) -> None:
-    """It is archived once more, as it is then; the later line counts."""
+async def test_a_run_changed_since_it_was_archived_stays(store: SqlStore, tmp_path: Path) -> None:
+    """It is archived again in its new state; the later line counts."""
     await keep(store, closed(1))
     with pytest.raises(Killed):
         await store.prune(at(50), DyingArchive(tmp_path, at_file=1))
@@ -392,8 +388,8 @@ asyncio.run(main())
 """
 
 
-async def test_sigkill_while_runs_move_into_the_archive(tmp_path: Path) -> None:
-    """At some moment, then to the end: nothing is lost, nothing is there twice."""
+async def test_sigkill_during_archiving_loses_and_duplicates_nothing(tmp_path: Path) -> None:
+    """The kill comes at a random moment, and a second round runs to the end."""
     url = f"sqlite:///{tmp_path}/trainmedic.db"
     store = SqlStore.open(url)
     runs = [closed(number, gpu(number)) for number in range(300)]

@@ -112,7 +112,7 @@ async def test_a_command_reaches_its_stream_and_its_reply_comes_back(bench: Benc
 
 
 async def test_a_node_command_goes_to_the_agent(bench: Bench) -> None:
-    """A target without a job is its node's; one reply without a rank is the whole answer."""
+    """A target without a job is a node; one reply without a rank is the whole answer."""
     sent = make_command(action="gpu.power_limit", target={"kind": "gpu", "node": "n1", "gpu": "0"})
     asked = asyncio.create_task(bench.bus.request(sent))
     await until(lambda: _true(bench.redis.exists(envelope.node_commands("n1"))))
@@ -120,8 +120,8 @@ async def test_a_node_command_goes_to_the_agent(bench: Bench) -> None:
     assert [reply.rank for reply in await asked] == [None]
 
 
-async def test_commands_are_signed_where_a_key_is_in_use(redis_server: Any) -> None:
-    """The signature is that of the very bytes that are on the stream."""
+async def test_commands_are_signed_if_a_key_is_in_use(redis_server: Any) -> None:
+    """The signature covers the exact bytes on the stream."""
     async with another(redis_server.url, signer=Signer.of(KEY)) as bench:
         sent = make_command(seconds=0.2)
         await bench.bus.request(sent)
@@ -131,8 +131,8 @@ async def test_commands_are_signed_where_a_key_is_in_use(redis_server: Any) -> N
             verify(fields[b"command"], fields[b"signature"], b"another key")
 
 
-async def test_every_rank_that_the_job_names_must_answer(bench: Bench) -> None:
-    """The caller waits for all ranks of the presence, and gets the reply of each."""
+async def test_every_rank_in_the_jobs_presence_must_answer(bench: Bench) -> None:
+    """The caller waits for all ranks of the presence, and gets each one's reply."""
     await bench.present("llm-1", ranks=[0, 1, 2])
     sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
@@ -144,8 +144,8 @@ async def test_every_rank_that_the_job_names_must_answer(bench: Bench) -> None:
     assert sorted(reply.rank or 0 for reply in await asked) == [0, 1, 2]
 
 
-async def test_a_job_that_connects_after_the_command_was_sent_says_who_must_answer(bench: Bench) -> None:
-    """One rank's reply is not taken for all where the job has said in between that there are more."""
+async def test_a_job_that_connects_after_sending_determines_who_must_answer(bench: Bench) -> None:
+    """One rank's reply does not count for all if the job has reported more ranks since."""
     sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await until(lambda: _true(bench.commands("llm-1")))
@@ -157,8 +157,8 @@ async def test_a_job_that_connects_after_the_command_was_sent_says_who_must_answ
     assert len(await asked) == 2
 
 
-async def test_a_reply_itself_says_how_many_there_are(bench: Bench) -> None:
-    """Where no presence is there, or another one was: a job of two ranks has not applied what one of them has, and one
+async def test_a_reply_states_the_number_of_ranks(bench: Bench) -> None:
+    """Without a presence, or with another one, a job of two ranks has not applied what only one has, and one
     that came back with fewer ranks is not waited for."""
     sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
@@ -174,8 +174,8 @@ async def test_a_reply_itself_says_how_many_there_are(bench: Bench) -> None:
     assert [reply.rank for reply in await asked] == [0]
 
 
-async def test_what_came_by_the_expiry_is_returned(bench: Bench) -> None:
-    """Silence ends a second after the expiry; who took the command up and did not finish is named."""
+async def test_replies_received_by_the_expiry_are_returned(bench: Bench) -> None:
+    """The wait ends a second after the expiry; a rank that accepted the command but did not finish is named."""
     await bench.present("llm-1", ranks=[0, 1])
     sent = make_command(seconds=3)
     began = datetime.now(UTC)
@@ -188,7 +188,7 @@ async def test_what_came_by_the_expiry_is_returned(bench: Bench) -> None:
 
 
 async def test_a_reply_is_delivered_again_until_it_is_settled(bench: Bench) -> None:
-    """Only `acknowledge` takes a reply off the stream; then nothing of it is left in Redis."""
+    """Only `acknowledge` removes a reply from the stream; then nothing of it is left in Redis."""
     sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.answer(sent.id)
@@ -204,8 +204,8 @@ async def _read_early(bench: Bench, command_id: str) -> bool:
     return command_id in bench.bus._router._early
 
 
-async def test_a_reply_that_was_not_settled_reaches_who_asks_again_after_a_restart(redis_server: Any) -> None:
-    """A server killed between reply and commit gets the reply again, and does not send the command again."""
+async def test_an_unsettled_reply_reaches_the_next_caller_after_a_restart(redis_server: Any) -> None:
+    """A server killed between reply and commit gets the reply again, and does not resend the command."""
     sent = make_command()
     async with another(redis_server.url) as bench:
         await bench.present("llm-1", ranks=[0])
@@ -222,7 +222,7 @@ async def test_a_reply_that_was_not_settled_reaches_who_asks_again_after_a_resta
         await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
 
 
-async def test_a_reply_that_came_while_no_server_ran_reaches_who_asks_again(redis_server: Any) -> None:
+async def test_a_reply_that_came_without_a_running_server_reaches_the_next_caller(redis_server: Any) -> None:
     """It waits on the stream for the server that recovers the run."""
     sent = make_command()
     async with another(redis_server.url) as bench:
@@ -234,7 +234,7 @@ async def test_a_reply_that_came_while_no_server_ran_reaches_who_asks_again(redi
         assert [reply.status for reply in await bench.bus.request(sent)] == [envelope.APPLIED]
 
 
-async def test_sending_again_is_safe_while_the_first_is_awaited(bench: Bench) -> None:
+async def test_sending_again_while_the_first_is_awaited_is_safe(bench: Bench) -> None:
     """Two callers with one command id both get the reply."""
     sent = make_command()
     both = [asyncio.create_task(bench.bus.request(sent)) for _ in range(2)]
@@ -244,7 +244,7 @@ async def test_sending_again_is_safe_while_the_first_is_awaited(bench: Bench) ->
 
 
 async def test_the_first_reply_of_a_rank_counts(bench: Bench) -> None:
-    """Replies are delivered at least once; repeats change nothing and do not pile up."""
+    """Replies are delivered at least once; repeats change nothing and do not accumulate."""
     await bench.present("llm-1", ranks=[0, 1])
     sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
@@ -258,8 +258,8 @@ async def test_the_first_reply_of_a_rank_counts(bench: Bench) -> None:
     assert (bench.late, bench.refused("unmatched")) == ([], 0.0)
 
 
-async def test_a_reply_after_the_caller_gave_up_is_handed_on_and_counted(bench: Bench) -> None:
-    """It is not lost silently: the history can still tell that the command was applied after all."""
+async def test_a_reply_after_the_caller_gave_up_is_forwarded_and_counted(bench: Bench) -> None:
+    """It is not lost silently: the history can still show that the command was applied."""
     sent = make_command(seconds=0.05)
     assert await bench.bus.request(sent) == ()
     bench.bus.acknowledge(sent.id)
@@ -270,7 +270,7 @@ async def test_a_reply_after_the_caller_gave_up_is_handed_on_and_counted(bench: 
 
 
 async def test_a_server_that_may_not_act_leaves_the_replies(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """And says so; that is nothing unexpected."""
+    """It logs this without a traceback and counts no loop error."""
     asked = asyncio.Event()
 
     def fence() -> None:
@@ -288,10 +288,10 @@ async def test_a_server_that_may_not_act_leaves_the_replies(redis_url: str, caps
     assert not metrics.registry.get_sample_value("trainmedic_loop_errors_total", {"loop": "replies"})
 
 
-async def test_a_late_reply_that_the_store_cannot_take_is_handed_on_at_the_next_start(
+async def test_a_late_reply_that_the_store_cannot_take_is_forwarded_at_the_next_start(
     bench: Bench, redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An outage of the store is no reason to forget it, and nothing unexpected."""
+    """A store outage is an expected error and loses no reply."""
     monkeypatch.setattr(redis_replies, "GRACE", timedelta(seconds=0.1))
     bench.store_is_away = True
     sent = make_command(seconds=0.05)
@@ -323,8 +323,8 @@ async def test_a_late_reply_that_the_store_cannot_take_is_handed_on_at_the_next_
     ],
     ids=["empty", "cut", "list", "not utf-8", "id", "status", "rank", "deep", "large"],
 )
-async def test_unreadable_replies_are_counted_and_taken_off(bench: Bench, raw: bytes) -> None:
-    """Whoever can write to Redis cannot stop the reader with what he writes."""
+async def test_unreadable_replies_are_counted_and_removed(bench: Bench, raw: bytes) -> None:
+    """A writer to Redis cannot stop the reader."""
     await bench.write(raw)
     await bench.redis.xadd(envelope.REPLIES, {"other": "field"})
     await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
@@ -336,16 +336,16 @@ async def test_unreadable_replies_are_counted_and_taken_off(bench: Bench, raw: b
 
 
 @pytest.mark.parametrize("name", ["data", "payload", "message"])
-async def test_a_reply_is_taken_whatever_its_field_is_called(bench: Bench, name: str) -> None:
-    """A receiver that knows the members of a reply need not know the name of its field."""
+async def test_a_reply_is_accepted_whatever_its_field_is_called(bench: Bench, name: str) -> None:
+    """A receiver that knows the members of a reply need not know its field's name."""
     sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.redis.xadd(envelope.REPLIES, {"source": "job", name: Reply(sent.id, "test", "applied", 0).encode()})
     assert [(reply.status, reply.rank) for reply in await asked] == [("applied", 0)]
 
 
-async def test_a_reply_is_taken_member_by_member(bench: Bench) -> None:
-    """Each member may have a field of its own: numbers are text then, and the output is JSON."""
+async def test_a_reply_is_accepted_as_separate_fields(bench: Bench) -> None:
+    """Each member may have its own field: numbers are text then, and the output is JSON."""
     sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     members: Any = {"command_id": sent.id, "from": "job", "rank": "3", "status": "applied", "output": '{"lr": 0.1}'}
@@ -359,10 +359,8 @@ async def test_a_reply_is_taken_member_by_member(bench: Bench) -> None:
     [{"at": "2026-01-31T12:00:00"}, {"at": 1769860800}, {"rank": "0"}, {"status": "APPLIED"}, {"output": "done"}],
     ids=["time without a zone", "time in seconds", "rank as text", "status in capitals", "output as text"],
 )
-async def test_a_slip_that_leaves_the_outcome_clear_does_not_lose_the_reply(
-    bench: Bench, changes: dict[str, Any]
-) -> None:
-    """A reply that is refused leaves the outcome unknown, so only what is needed to know it is insisted on."""
+async def test_a_harmless_defect_does_not_lose_the_reply(bench: Bench, changes: dict[str, Any]) -> None:
+    """A rejected reply leaves the outcome unknown, so only the members that determine it are required."""
     sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     said = {"command_id": sent.id, "from": "job", "rank": 0, "status": "applied", "output": {}, **changes}
@@ -381,8 +379,8 @@ async def test_a_slip_that_leaves_the_outcome_clear_does_not_lose_the_reply(
     ],
     ids=["reason", "error", "text", "beside the output", "message"],
 )
-async def test_the_reason_is_found_where_the_receiver_put_it(bench: Bench, said: dict[str, Any]) -> None:
-    """What went wrong reaches the history."""
+async def test_the_reason_is_found_wherever_the_receiver_put_it(bench: Bench, said: dict[str, Any]) -> None:
+    """The cause of a failure reaches the history."""
     sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.write(json.dumps({"command_id": sent.id, "rank": 0, "status": "failed", **said}).encode())
@@ -390,10 +388,10 @@ async def test_the_reason_is_found_where_the_receiver_put_it(bench: Bench, said:
     assert reply.output["reason"] == "out of memory"
 
 
-async def test_who_is_unheard_of_is_told_once_and_may_end_the_wait(
+async def test_a_silent_receiver_is_reported_once_and_may_end_the_wait(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The receiver is not connected and silent for some seconds: the caller decides whether to wait on."""
+    """The receiver is not connected and silent for some seconds: the caller decides whether to keep waiting."""
     monkeypatch.setattr(redis_bus, "UNHEARD_AFTER", timedelta(seconds=0.1))
     asked: list[bool] = []
 
@@ -415,7 +413,7 @@ async def test_who_is_unheard_of_is_told_once_and_may_end_the_wait(
     assert asked == [True, False]
 
 
-async def test_many_commands_go_out_at_once(bench: Bench) -> None:
+async def test_many_commands_are_sent_at_once(bench: Bench) -> None:
     """A thousand commands are on their streams, each once, before any is answered; each gets its own reply."""
     sent = [make_command(job=f"job-{number}", seconds=60) for number in range(1000)]
     asked = [asyncio.create_task(bench.bus.request(one)) for one in sent]
@@ -429,8 +427,8 @@ async def test_many_commands_go_out_at_once(bench: Bench) -> None:
     await until(lambda: _is(bench.redis.xlen(envelope.REPLIES), 0))
 
 
-async def test_the_streams_of_dead_jobs_vanish(bench: Bench) -> None:
-    """A command stream expires, and it never grows without limit."""
+async def test_the_streams_of_dead_jobs_expire(bench: Bench) -> None:
+    """A command stream expires, and its length is limited."""
     await bench.bus.request(make_command(seconds=0.05))
     left = await bench.redis.ttl(envelope.job_commands("llm-1"))
     assert 0 < left <= 24 * 3600
@@ -439,8 +437,8 @@ async def test_the_streams_of_dead_jobs_vanish(bench: Bench) -> None:
     assert await bench.redis.xlen(envelope.job_commands("llm-1")) < 1500
 
 
-async def test_commands_wait_while_redis_is_away(redis_server: Any, bench: Bench) -> None:
-    """A command asked for during an outage is sent when Redis is back, and the outage is counted and reported."""
+async def test_commands_wait_while_redis_is_unavailable(redis_server: Any, bench: Bench) -> None:
+    """A command issued during an outage is sent when Redis recovers; the outage is counted and reported."""
     redis_server.kill()
     sent = make_command(seconds=10)
     asked = asyncio.create_task(bench.bus.request(sent))
@@ -455,8 +453,8 @@ async def test_commands_wait_while_redis_is_away(redis_server: Any, bench: Bench
     await until(lambda: _answers(bench.bus))
 
 
-async def test_commands_expire_while_redis_is_away(redis_server: Any, bench: Bench) -> None:
-    """Nobody answers, nothing raises, and the command is not sent once it is worthless."""
+async def test_commands_expire_while_redis_is_unavailable(redis_server: Any, bench: Bench) -> None:
+    """No one answers, nothing raises, and the expired command is not sent."""
     redis_server.kill()
     assert await bench.bus.request(make_command(seconds=0.1)) == ()
     redis_server.start()
@@ -464,8 +462,8 @@ async def test_commands_expire_while_redis_is_away(redis_server: Any, bench: Ben
     assert await bench.commands("llm-1") == []
 
 
-async def test_replies_survive_the_death_of_redis(redis_server: Any, bench: Bench) -> None:
-    """Not settled when Redis was killed, they are still there, once, when it is back."""
+async def test_replies_survive_a_redis_kill(redis_server: Any, bench: Bench) -> None:
+    """Replies unsettled at the kill are still there, once, when Redis recovers."""
     sent = make_command(seconds=10)
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.answer(sent.id)
@@ -479,8 +477,8 @@ async def test_replies_survive_the_death_of_redis(redis_server: Any, bench: Benc
     assert bench.late == []
 
 
-async def test_the_reader_recovers_where_redis_lost_everything(bench: Bench) -> None:
-    """The consumer group is made again."""
+async def test_the_reader_recovers_after_redis_lost_everything(bench: Bench) -> None:
+    """The consumer group is created again."""
     await bench.redis.flushall()
     sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
@@ -490,8 +488,8 @@ async def test_the_reader_recovers_where_redis_lost_everything(bench: Bench) -> 
     assert len(await asked) == 1
 
 
-async def test_one_spoilt_stream_does_not_hold_up_the_others(bench: Bench) -> None:
-    """A key of the wrong type costs its own job's commands only."""
+async def test_one_broken_stream_does_not_delay_the_others(bench: Bench) -> None:
+    """A key of the wrong type blocks only its own job's commands."""
     await bench.redis.set(envelope.job_commands("spoilt"), "x")
     spoilt, sound = make_command(job="spoilt", seconds=1.0), make_command(job="sound")
     asked = [asyncio.create_task(bench.bus.request(one)) for one in (spoilt, sound)]
@@ -499,8 +497,8 @@ async def test_one_spoilt_stream_does_not_hold_up_the_others(bench: Bench) -> No
     assert [len(replies) for replies in await asyncio.gather(*asked)] == [0, 1]
 
 
-async def test_who_is_connected_is_listed(bench: Bench) -> None:
-    """Jobs and agents are listed with what they wrote of themselves, and other keys under their prefix by name."""
+async def test_connected_jobs_and_agents_are_listed(bench: Bench) -> None:
+    """They are listed with what they published; other keys under their prefix are listed by name."""
     at = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
     await bench.present("llm-1", ranks=[0], at=envelope.write_time(at))
     await bench.redis.set(envelope.job_presence("other"), "1")
@@ -514,8 +512,8 @@ async def test_who_is_connected_is_listed(bench: Bench) -> None:
     assert [one.name for one in await bench.bus.agents()] == ["n1"]
 
 
-async def test_listing_while_redis_is_away_says_so(redis_server: Any, bench: Bench) -> None:
-    """The error is ours, and does not carry the URL."""
+async def test_listing_while_redis_is_unavailable_reports_it(redis_server: Any, bench: Bench) -> None:
+    """The error is one of ours and does not contain the URL."""
     redis_server.kill()
     with pytest.raises(errors.BusUnavailable) as caught:
         await bench.bus.jobs()
@@ -543,7 +541,7 @@ async def _answers(bus: RedisBus) -> bool:
 
 
 async def test_a_command_that_redis_lost_is_sent_again(bench: Bench) -> None:
-    """A Redis that comes back empty has forgotten what was on its way; whoever asked still gets an answer."""
+    """A Redis that restarts empty has lost all commands in flight; the caller still gets an answer."""
     sent = make_command(seconds=20)
     asked = asyncio.create_task(bench.bus.request(sent))
     await until(lambda: _true(bench.commands("llm-1")))
@@ -553,8 +551,8 @@ async def test_a_command_that_redis_lost_is_sent_again(bench: Bench) -> None:
     assert [reply.status for reply in await asked] == [envelope.APPLIED]
 
 
-async def test_an_expired_of_an_earlier_sending_is_no_answer(bench: Bench) -> None:
-    """The receiver finds both sendings at once, refuses the first and applies the second: it was applied."""
+async def test_an_expired_reply_to_an_earlier_sending_is_ignored(bench: Bench) -> None:
+    """The receiver finds both sendings at once, refuses the first and applies the second."""
     first = make_command(seconds=0.2)
     assert await bench.bus.request(first) == ()
     second = make_command(id=first.id, seconds=5)
@@ -568,10 +566,10 @@ async def test_an_expired_of_an_earlier_sending_is_no_answer(bench: Bench) -> No
     assert [(reply.status, reply.output) for reply in await asked] == [(envelope.APPLIED, {"step": 7})]
 
 
-async def test_a_connection_that_dies_oddly_does_not_end_the_sending(
+async def test_an_undeclared_connection_error_does_not_stop_the_sender(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error that the client library does not declare costs a moment, not the sender."""
+    """The sender continues after a short delay."""
     execute = Pipeline.execute
     failures = iter([RuntimeError("unable to perform operation on <TCPTransport closed=True>")])
 
@@ -588,8 +586,8 @@ async def test_a_connection_that_dies_oddly_does_not_end_the_sending(
     assert len(await asked) == 1
 
 
-async def test_a_reply_that_is_no_text_is_made_text(bench: Bench) -> None:
-    """A file name that is not UTF-8 reaches us as half a surrogate pair, which nothing could store or send."""
+async def test_invalid_unicode_in_a_reply_is_replaced(bench: Bench) -> None:
+    """A file name that is not UTF-8 arrives as half a surrogate pair, which could not be stored or sent."""
     sent = make_command()
     asked = asyncio.create_task(bench.bus.request(sent))
     await bench.answer(sent.id, checkpoint="/ckpt/\udcff")
@@ -597,8 +595,8 @@ async def test_a_reply_that_is_no_text_is_made_text(bench: Bench) -> None:
     assert reply.output == {"checkpoint": "/ckpt/?"}
 
 
-async def test_a_reply_that_comes_before_the_command_went_out_again_is_the_answer(bench: Bench) -> None:
-    """After a restart what was answered before is read again at once; then nothing is sent, or waited for."""
+async def test_a_reply_read_before_the_command_is_sent_again_is_the_answer(bench: Bench) -> None:
+    """After a restart, earlier replies are read again at once; then nothing is sent or awaited."""
 
     async def unheard() -> bool:
         raise AssertionError("it was answered")
@@ -617,7 +615,7 @@ async def _have(replies: list[Reply]) -> bool:
 
 
 async def test_a_message_that_expects_no_reply_arrives(bench: Bench) -> None:
-    """It is signed and sent as any command."""
+    """It is signed and sent like any command."""
     message = make_command("logs.withdraw")
     bench.bus.tell(message)
     async with asyncio.timeout(60):

@@ -46,7 +46,7 @@ def advance(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_a_repeat_is_answered_from_the_record(receiver: Receiver, advance: Callable[[float], None]) -> None:
-    """By the same process, the next one, and after the command's time is over: it was applied in time."""
+    """By the same process and the next one, also after the command's expiry: it was applied in time."""
     command = receiver.command()
     first = receiver.ask(command)
     assert (first.status, receiver.done) == (envelope.APPLIED, [command.id])
@@ -57,8 +57,8 @@ def test_a_repeat_is_answered_from_the_record(receiver: Receiver, advance: Calla
     assert (last.status, last.output, receiver.done) == (envelope.APPLIED, first.output, [command.id])
 
 
-def test_a_repeat_of_a_waiting_command_gives_it_more_time(receiver: Receiver, advance: Callable[[float], None]) -> None:
-    """It is carried out once, after its first time is over, and answered once."""
+def test_a_repeat_of_a_waiting_command_extends_its_time(receiver: Receiver, advance: Callable[[float], None]) -> None:
+    """The command is carried out once, after its first expiry, and answered once."""
     command = receiver.send(receiver.command(seconds=60))
     receiver.send(later(command, 600))
     receiver.send(command)  # a repeat with less time takes none away
@@ -70,8 +70,8 @@ def test_a_repeat_of_a_waiting_command_gives_it_more_time(receiver: Receiver, ad
     assert receiver.done == [command.id]
 
 
-def test_a_repeat_of_a_waiting_reading_is_answered_with_it(tmp_path: Path, redis_url: str) -> None:
-    """The worker queue would stop at the second, for which nothing waits any more."""
+def test_a_repeat_of_a_waiting_reading_gets_the_same_answer(tmp_path: Path, redis_url: str) -> None:
+    """The worker queue would otherwise stop at the repeat, which has no waiting reading left."""
     agent = ReadingAgent(tmp_path / "state", redis_url)
     try:
         command = agent.send(agent.command())
@@ -84,8 +84,8 @@ def test_a_repeat_of_a_waiting_reading_is_answered_with_it(tmp_path: Path, redis
         agent.close()
 
 
-def test_a_forged_command_leaves_nothing_under_the_id_that_it_bears(receiver: Receiver) -> None:
-    """It is refused, and the genuine command of that id is carried out."""
+def test_a_forged_command_does_not_block_its_id(receiver: Receiver) -> None:
+    """It is refused, and the genuine command with that id is carried out."""
     command = receiver.command()
     receiver.refuse(command)
     refused = receiver.answered(command)
@@ -97,8 +97,8 @@ def test_a_forged_command_leaves_nothing_under_the_id_that_it_bears(receiver: Re
 # --- killed -----------------------------------------------------------------------------------------------
 
 
-def test_killed_before_it_acts(receiver: Receiver) -> None:
-    """An agent carries it out at its next start. A job says that it was interrupted, and does not."""
+def test_a_receiver_killed_before_acting(receiver: Receiver) -> None:
+    """An agent carries the command out at its next start. A job answers that it was interrupted, and does not."""
     command = receiver.send(receiver.command())
     receiver.restart()
     receiver.work()
@@ -106,8 +106,8 @@ def test_killed_before_it_acts(receiver: Receiver) -> None:
     assert receiver.done == ([command.id] if receiver.resumes else [])
 
 
-def test_killed_while_it_acts(receiver: Receiver) -> None:
-    """The outcome is not on record. An agent's executor gets the command again, because it can resume it."""
+def test_a_receiver_killed_while_acting(receiver: Receiver) -> None:
+    """No outcome is recorded. An agent's executor gets the command again, because it can resume it."""
     command = receiver.send(receiver.command())
     receiver.is_killed_while_acting = True
     with pytest.raises(Killed):
@@ -119,8 +119,8 @@ def test_killed_while_it_acts(receiver: Receiver) -> None:
     assert receiver.done == [command.id] * (2 if receiver.resumes else 1)
 
 
-def test_killed_before_its_answer_is_sent(receiver: Receiver) -> None:
-    """It has acted, and is not done again. An agent has the outcome on record; a job lost it with the answer."""
+def test_a_receiver_killed_before_its_answer_is_sent(receiver: Receiver) -> None:
+    """The command is not repeated. An agent has recorded the outcome; a job lost it with the answer."""
     command = receiver.command()
     receiver.lose_replies()
     receiver.send(command)
@@ -131,10 +131,10 @@ def test_killed_before_its_answer_is_sent(receiver: Receiver) -> None:
     assert receiver.done == [command.id]
 
 
-def test_what_a_killed_job_had_is_answered_when_its_time_is_over(
+def test_a_command_of_a_killed_job_is_answered_after_its_expiry(
     receiver: Receiver, advance: Callable[[float], None]
 ) -> None:
-    """Exactly one outcome, and no effect after the time that the command had."""
+    """There is exactly one outcome, and no effect after the command's expiry."""
     command = receiver.send(receiver.command(seconds=60))
     receiver.restart()
     advance(120)
@@ -143,10 +143,10 @@ def test_what_a_killed_job_had_is_answered_when_its_time_is_over(
     assert (reply.status, receiver.done) == (envelope.EXPIRED if receiver.resumes else envelope.FAILED, [])
 
 
-def test_what_is_not_finished_after_a_kill_may_have_been_begun(
+def test_a_command_unfinished_after_a_kill_may_have_been_started(
     receiver: Receiver, advance: Callable[[float], None]
 ) -> None:
-    """The answer says so, because it had an effect: its time was over before it could be resumed."""
+    """The answer reports a possible effect: the command expired before it could be resumed."""
     command = receiver.send(receiver.command(seconds=60))
     receiver.is_killed_while_acting = True
     with pytest.raises(Killed):
@@ -164,7 +164,7 @@ def test_what_is_not_finished_after_a_kill_may_have_been_begun(
 
 
 def test_an_undo_is_carried_out_once(receiver: Receiver) -> None:
-    """Also by the next process."""
+    """The next process does not repeat it either."""
     command = receiver.command()
     receiver.ask(command)
     receiver.restart()
@@ -174,8 +174,8 @@ def test_an_undo_is_carried_out_once(receiver: Receiver) -> None:
     assert receiver.done == [command.id, undo.id]
 
 
-def test_an_undo_that_comes_first_bars_its_command(receiver: Receiver) -> None:
-    """For the next process as well."""
+def test_an_undo_that_arrives_first_blocks_its_command(receiver: Receiver) -> None:
+    """The next process blocks it as well."""
     command = receiver.command()
     undo = receiver.command(undo_of=command.id)
     reply = receiver.ask(undo)
@@ -192,7 +192,7 @@ def test_an_undo_that_comes_first_bars_its_command(receiver: Receiver) -> None:
 
 
 def test_an_undo_waits_for_the_command_before_it(receiver: Receiver) -> None:
-    """Whether there is something to take back is known once that one has ended."""
+    """Only when that command has ended is it known whether there is something to undo."""
     command = receiver.send(receiver.command())
     undo = receiver.send(receiver.command(undo_of=command.id))
     receiver.work()
@@ -212,7 +212,7 @@ def test_a_refused_command_has_nothing_to_undo(receiver: Receiver) -> None:
 
 
 def test_the_undo_of_a_failed_command(receiver: Receiver) -> None:
-    """An executor that failed may have changed something on the node; a handler that failed has not."""
+    """An executor that failed may have changed something on the node; a failed handler has not."""
     receiver.outcome = envelope.FAILED
     command = receiver.command()
     assert receiver.ask(command).status == envelope.FAILED
@@ -225,10 +225,10 @@ def test_the_undo_of_a_failed_command(receiver: Receiver) -> None:
     )
 
 
-def test_an_expired_command_has_nothing_to_undo_and_is_barred_then(
+def test_an_expired_command_has_nothing_to_undo_and_is_then_blocked(
     receiver: Receiver, advance: Callable[[float], None]
 ) -> None:
-    """Until its undo it could have come again with more time."""
+    """Before its undo it could have come again with more time."""
     command = receiver.send(receiver.command(seconds=60))
     advance(120)
     receiver.work()
@@ -239,8 +239,8 @@ def test_an_expired_command_has_nothing_to_undo_and_is_barred_then(
     assert receiver.done == []
 
 
-def test_a_lost_memory_does_not_say_that_there_is_nothing_to_undo(receiver: Receiver) -> None:
-    """It knows what never came since it began anew, and by an id of another kind it knows nothing."""
+def test_lost_memory_is_not_reported_as_nothing_to_undo(receiver: Receiver) -> None:
+    """The receiver knows only commands since its memory restarted, and cannot date an id of another kind."""
     command = receiver.command()
     receiver.ask(command)
     receiver.begin_without_memory()
@@ -255,7 +255,7 @@ def test_a_lost_memory_does_not_say_that_there_is_nothing_to_undo(receiver: Rece
 # --- time -------------------------------------------------------------------------------------------------
 
 
-def test_what_comes_too_late_may_come_again(receiver: Receiver) -> None:
+def test_a_command_that_arrives_too_late_may_come_again(receiver: Receiver) -> None:
     """It is not remembered, because it was never applied."""
     late = receiver.command(seconds=-1)
     assert receiver.ask(late).status == envelope.EXPIRED
@@ -263,8 +263,8 @@ def test_what_comes_too_late_may_come_again(receiver: Receiver) -> None:
     assert receiver.done == [late.id]
 
 
-def test_what_waited_too_long_may_come_again(receiver: Receiver, advance: Callable[[float], None]) -> None:
-    """To the same process, and to the next."""
+def test_a_command_that_waited_too_long_may_come_again(receiver: Receiver, advance: Callable[[float], None]) -> None:
+    """It may come to the same process and to the next one."""
     for _ in range(2):
         command = receiver.send(receiver.command(seconds=60))
         advance(120)
@@ -277,8 +277,8 @@ def test_what_waited_too_long_may_come_again(receiver: Receiver, advance: Callab
         receiver.restart()
 
 
-def test_a_clock_that_jumps_applies_nothing_twice(receiver: Receiver, advance: Callable[[float], None]) -> None:
-    """Set forward, the receiver takes what is in time for late; set back, it answers from its record."""
+def test_a_jumping_clock_applies_nothing_twice(receiver: Receiver, advance: Callable[[float], None]) -> None:
+    """Set forward, the receiver refuses timely commands as late; set back, it answers from its record."""
     late, command = receiver.command(), receiver.command()
     advance(86_400)
     assert receiver.ask(late).status == envelope.EXPIRED
@@ -293,8 +293,10 @@ def test_a_clock_that_jumps_applies_nothing_twice(receiver: Receiver, advance: C
 # --- room -------------------------------------------------------------------------------------------------
 
 
-def test_what_finds_no_room_may_come_again(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is not remembered. A repeat of what waits needs no room."""
+def test_a_command_refused_for_lack_of_capacity_may_come_again(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is not remembered. A repeat of a waiting command needs no capacity."""
     monkeypatch.setattr(command_book, "MOST_WAITING", 2)
     waiting = [receiver.send(receiver.command()) for _ in range(2)]
     third = receiver.send(receiver.command())
@@ -309,8 +311,8 @@ def test_what_finds_no_room_may_come_again(receiver: Receiver, monkeypatch: pyte
 # --- a job with two processes -----------------------------------------------------------------------------
 
 
-def test_one_of_two_processes_enters_a_command(redis_url: str) -> None:
-    """Both had looked it up before. Neither a later claim nor an undo takes it from the one that has it."""
+def test_only_one_of_two_processes_claims_a_command(redis_url: str) -> None:
+    """Both had looked it up before. Neither a later claim nor an undo takes it from its owner."""
     first, second = CommandMemory("job:llm-1", "first"), CommandMemory("job:llm-1", "second")
     with redis.Redis.from_url(redis_url) as client:
         assert first.claim(client, "c1") is None
@@ -331,10 +333,10 @@ def agent(tmp_path: Path, redis_url: str) -> Iterator[Agent]:
     made.close()
 
 
-def test_an_outcome_that_the_journal_could_not_take_is_known_to_the_process(
+def test_an_outcome_missing_from_the_journal_is_known_to_the_process(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A repeat is answered with it, and an undo finds what there is to take back."""
+    """A repeat is answered with it, and an undo finds what there is to revert."""
     command = agent.send(agent.command())
     with agent.without_journal(monkeypatch):
         agent.work()
@@ -345,10 +347,10 @@ def test_an_outcome_that_the_journal_could_not_take_is_known_to_the_process(
     assert agent.done == [command.id, undo.id]
 
 
-def test_an_expiry_that_the_journal_could_not_take_lets_the_command_come_again(
+def test_an_expiry_missing_from_the_journal_lets_the_command_come_again(
     agent: Agent, advance: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the journal it is still open; it was never applied all the same."""
+    """The journal still has it as open, but it was never applied."""
     command = agent.send(agent.command(seconds=60))
     advance(120)
     with agent.without_journal(monkeypatch):
@@ -358,10 +360,10 @@ def test_an_expiry_that_the_journal_could_not_take_lets_the_command_come_again(
     assert agent.done == [command.id]
 
 
-def test_a_command_that_comes_again_after_such_an_expiry_is_carried_out_once(
+def test_a_command_repeated_after_such_an_expiry_is_carried_out_once(
     agent: Agent, advance: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often it comes: a further repeat finds it open, and gives it more time."""
+    """However often it comes: a further repeat finds it open, and extends its time."""
     command = agent.send(agent.command(seconds=60))
     advance(120)
     with agent.without_journal(monkeypatch):
@@ -375,7 +377,7 @@ def test_a_command_that_comes_again_after_such_an_expiry_is_carried_out_once(
     assert agent.done == [command.id]
 
 
-def test_what_cannot_be_written_down_is_not_begun(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_cannot_be_recorded_is_not_started(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is answered as failed, and may come again."""
     command = agent.command()
     with agent.without_journal(monkeypatch):
@@ -384,8 +386,8 @@ def test_what_cannot_be_written_down_is_not_begun(agent: Agent, monkeypatch: pyt
     assert agent.ask(command).status == envelope.APPLIED
 
 
-def test_a_bug_of_an_executor_may_have_had_an_effect(agent: Agent) -> None:
-    """The answer says so, and the undo is carried out."""
+def test_a_bug_in_an_executor_may_have_had_an_effect(agent: Agent) -> None:
+    """The answer reports it, and the undo is carried out."""
     agent.outcome = "bug"
     command = agent.command()
     reply = agent.ask(command)

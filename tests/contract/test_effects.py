@@ -24,8 +24,8 @@ async def stored_runs(store: SqlStore) -> list[Run]:
     return runs
 
 
-async def test_an_effect_is_due_until_it_is_measured_and_kept_with_its_run(store: SqlStore) -> None:
-    """Those that became due first come first; a reader sees what was measured."""
+async def test_an_effect_is_due_until_measured_and_is_kept_with_its_run(store: SqlStore) -> None:
+    """The effect that became due first comes first; readers see the measured values."""
     first, second, third = await stored_runs(store)
     late, early = made(first, 10), made(second, 5)
     await store.transact(lambda tx: tx.effects.save([late, early, made(third, 11)]))
@@ -42,7 +42,7 @@ async def test_an_effect_is_due_until_it_is_measured_and_kept_with_its_run(store
     assert record.effect == known
 
 
-async def test_an_effect_goes_with_its_run(store: SqlStore) -> None:
+async def test_an_effect_is_deleted_with_its_run(store: SqlStore) -> None:
     """Pruning deletes both; a run without an effect has none."""
     first, second, _ = await stored_runs(store)
     await store.transact(lambda tx: tx.effects.save([made(first, 10)]))
@@ -53,8 +53,8 @@ async def test_an_effect_goes_with_its_run(store: SqlStore) -> None:
     assert await store.transact(lambda tx: tx.effects.of_runs([first.id])) == {}
 
 
-async def test_a_listener_goes_on_where_it_was(store: SqlStore) -> None:
-    """Each has a position of its own; one that has never listened has none."""
+async def test_a_listener_continues_from_its_position(store: SqlStore) -> None:
+    """Each listener has its own position; one that never listened has none."""
     assert await store.transact(lambda tx: tx.event_positions.position("grafana")) is None
     await store.transact(lambda tx: tx.event_positions.save_position("grafana", 7))
     await store.transact(lambda tx: tx.event_positions.save_position("effects", 9))

@@ -191,7 +191,7 @@ async def shipped(
 async def test_every_line_is_found_with_its_time_rank_node_and_level(
     shipped: tuple[dict[str, Written], list[FoundLine]],
 ) -> None:
-    """A traceback is one document, and a line that begins with a blank is one of its own."""
+    """A traceback is one document, and a line that starts with a space is its own document."""
     lines, found = shipped
     by_text = {line.text: line for line in found}
     assert len(found) == len(lines)
@@ -205,8 +205,8 @@ async def test_every_line_is_found_with_its_time_rank_node_and_level(
             assert abs(line.at - datetime.now(UTC)) < timedelta(minutes=5), name
 
 
-def test_the_templates_map_every_field_that_is_searched() -> None:
-    """As keywords and numbers, under the names by which the server asks; both stores alike but for the life-cycle."""
+def test_the_templates_map_every_searched_field() -> None:
+    """As keywords and numbers, under the names that the server queries; both stores differ only in the life cycle."""
     query = LogQuery(
         "j", datetime.now(UTC), attempt=1, rank=2, node_rank=3, node="n", level=LogLevel.ERROR, kernel=True
     )
@@ -235,7 +235,7 @@ def test_both_policies_roll_over_and_delete_at_the_same_age() -> None:
 
 
 def test_every_shipper_reads_the_same_files_into_the_same_data_stream() -> None:
-    """With node, path and zone; and each of them joins a traceback and leaves other indented lines alone."""
+    """With node, path and zone; each joins a traceback and leaves other indented lines separate."""
     filebeat, fluent, vector = (
         yaml.safe_load((EXAMPLE / name).read_text()) for name in ("filebeat.yml", "fluent-bit.yaml", "vector.yaml")
     )

@@ -88,14 +88,14 @@ async def of_page(store: SqlStore, **members: object) -> list[str]:
 
 @pytest.mark.parametrize("known", [EVERYTHING, finding()], ids=["with everything", "with nothing"])
 async def test_a_finding_is_read_as_it_was_saved(store: SqlStore, known: KnownFinding) -> None:
-    """All of it, in a transaction and in the history."""
+    """All of it is read, in a transaction and in the history."""
     await keep(store, known)
     assert await store.transact(lambda tx: tx.findings.with_ids([known.id, "other"])) == {known.id: known}
     assert await store.finding(known.id) == FindingRecord(known, ())
     assert await store.finding("other") is None
 
 
-async def test_work_sees_the_findings_that_it_wrote(store: SqlStore) -> None:
+async def test_a_transaction_sees_the_findings_that_it_wrote(store: SqlStore) -> None:
     """Within one unit, every read sees the unit's own writes."""
 
     def work(tx: Tx) -> None:
@@ -110,8 +110,8 @@ async def test_work_sees_the_findings_that_it_wrote(store: SqlStore) -> None:
     await store.transact(work)
 
 
-async def test_nothing_of_a_unit_that_raises_is_kept(store: SqlStore) -> None:
-    """What it has written of findings is rolled back with the rest."""
+async def test_nothing_is_kept_of_a_unit_that_raises(store: SqlStore) -> None:
+    """Its writes to findings are rolled back with the rest."""
 
     def work(tx: Tx) -> None:
         tx.findings.save([finding()])
@@ -122,8 +122,8 @@ async def test_nothing_of_a_unit_that_raises_is_kept(store: SqlStore) -> None:
     assert await of_page(store) == []
 
 
-async def test_of_a_key_one_finding_is_open(store: SqlStore) -> None:
-    """A second one is refused; once the first is over, also in the same unit, it is not."""
+async def test_only_one_finding_of_a_key_is_open(store: SqlStore) -> None:
+    """A second one is refused until the first is closed, which may happen in the same unit."""
     first, second = finding(), replace(finding(), id="0002")
     await keep(store, first)
     with pytest.raises(errors.Conflict):
@@ -133,16 +133,16 @@ async def test_of_a_key_one_finding_is_open(store: SqlStore) -> None:
     assert await store.transact(lambda tx: tx.findings.all_open()) == [second]
 
 
-async def test_what_is_to_be_told_comes_in_the_order_in_which_it_was_due(store: SqlStore) -> None:
-    """As many as are asked for, and none that is due later or not at all."""
+async def test_due_reports_come_in_the_order_of_their_due_times(store: SqlStore) -> None:
+    """At most the requested number, and none that is due later or not at all."""
     due = [finding(f"000{number}", tell_at=at(9 - number)) for number in range(1, 5)]
     await keep(store, *due, finding("0009"), finding("0008", tell_at=at(60)))
     told = await store.transact(lambda tx: tx.findings.to_tell(at(8), 3))
     assert [known.id for known in told] == ["0004", "0003", "0002"]
 
 
-async def test_an_episode_is_of_its_node(store: SqlStore) -> None:
-    """Two nodes that give the same id speak of two episodes."""
+async def test_an_episode_belongs_to_its_node(store: SqlStore) -> None:
+    """Two nodes that use the same id mean two episodes."""
     one, other = EpisodeKey("node-1", "e"), EpisodeKey("node-2", "e")
     saved = {one: Episode(one, "0001", 3, 1), other: Episode(other, "0001", 5, 0, True)}
     await keep(store, finding())
@@ -151,8 +151,8 @@ async def test_an_episode_is_of_its_node(store: SqlStore) -> None:
     assert await store.transact(lambda tx: tx.findings.episodes([one, other, missing])) == saved
 
 
-async def test_a_finding_goes_on_while_one_of_its_episodes_does(store: SqlStore) -> None:
-    """It is over once all of them are."""
+async def test_a_finding_is_open_while_one_of_its_episodes_is(store: SqlStore) -> None:
+    """It is closed once all of them are."""
     await keep(store, finding("0001"), finding("0002"))
     episodes = [
         Episode(EpisodeKey("node-1", "a"), "0001", 1, 0, True),
@@ -164,7 +164,7 @@ async def test_a_finding_goes_on_while_one_of_its_episodes_does(store: SqlStore)
 
 
 async def test_a_finding_shows_its_excerpts(store: SqlStore) -> None:
-    """The earliest first; one that is saved again takes the place of the earlier."""
+    """The earliest comes first; saving one again replaces the earlier version."""
     await keep(store, finding())
 
     def excerpt(node: str, seconds: float, *lines: str) -> KnownExcerpt:
@@ -197,8 +197,8 @@ FILTERS: dict[str, tuple[dict[str, object], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", FILTERS)
-async def test_a_page_has_what_the_filter_asks_for(store: SqlStore, name: str) -> None:
-    """Newest first."""
+async def test_a_page_has_what_the_filter_matches(store: SqlStore, name: str) -> None:
+    """The newest comes first."""
     members, ids = FILTERS[name]
     node = Target(TargetKind.NODE, node="node-9")
     await keep(
@@ -211,8 +211,8 @@ async def test_a_page_has_what_the_filter_asks_for(store: SqlStore, name: str) -
     assert await of_page(store, **members) == ids
 
 
-async def test_pages_hold_every_finding_once(store: SqlStore) -> None:
-    """Also where one arrives between two pages, and where several began at the same moment."""
+async def test_pages_contain_every_finding_once(store: SqlStore) -> None:
+    """Also if one arrives between two pages, and if several started at the same moment."""
     await keep(store, *(finding(f"{number:04}", number // 3) for number in range(1, 8)))
     first, cursor = await store.findings_page(FindingFilter(), 3, None)
     await keep(store, finding("0099", 99))
@@ -225,7 +225,7 @@ async def test_pages_hold_every_finding_once(store: SqlStore) -> None:
 
 
 async def test_findings_are_found_by_their_alerts(store: SqlStore) -> None:
-    """The oldest first, each that has ever raised the alert."""
+    """The search returns every finding that ever raised the alert, oldest first."""
     alert = FindingAlert({"alertname": "A"}, "f1", at(0))
     await keep(store, finding("1", 1, alert=alert, ended_at=at(70)), finding("2", 2, alert=alert), finding("3"))
     assert [known.id for known in await store.findings_of_alerts(["f1", "f2"])] == ["1", "2"]
@@ -233,8 +233,8 @@ async def test_findings_are_found_by_their_alerts(store: SqlStore) -> None:
     assert await store.alerts_raised([*("x" for _ in range(1000)), "f1", "f2"]) == [{"alertname": "A"}]
 
 
-async def test_a_job_is_kept_and_let_go(store: SqlStore) -> None:
-    """All of it, or one attempt; letting go says whether it was kept."""
+async def test_a_job_is_retained_and_released(store: SqlStore) -> None:
+    """The whole job or one attempt; releasing returns whether it was retained."""
     whole, attempt = KeptJob("llm-1", None, "anna", at(0), "why"), KeptJob("llm-1", 3, "ben", at(1))
     for kept in (whole, replace(whole, note="old"), whole, attempt):
         await store.transact(lambda tx, kept=kept: tx.findings.keep_job(kept))  # type: ignore[misc]
@@ -268,8 +268,8 @@ KEPT = {"of a kept job", "of a kept attempt", "on a node of a kept job"}
 
 
 @pytest.mark.parametrize("name", PRUNED)
-async def test_what_is_old_is_deleted_unless_it_is_kept(store: SqlStore, name: str) -> None:
-    """A finding that is over goes, with its excerpts and episodes; what anybody needs still, or has locked, stays."""
+async def test_old_data_are_deleted_unless_retained(store: SqlStore, name: str) -> None:
+    """A closed finding goes with its excerpts and episodes; what is still needed or locked stays."""
     known, is_deleted = PRUNED[name]
     key = EpisodeKey("node-1", "e")
 
@@ -290,8 +290,8 @@ async def test_what_is_old_is_deleted_unless_it_is_kept(store: SqlStore, name: s
     assert (await store.transact(lambda tx: tx.findings.episodes([key])) == {}) == is_deleted
 
 
-async def test_where_jobs_were_is_remembered_until_it_is_old(store: SqlStore) -> None:
-    """The last time of each."""
+async def test_job_locations_are_remembered_until_they_are_old(store: SqlStore) -> None:
+    """The last time of each is stored."""
     old, young = JobPlace("llm-1", "node-1"), JobPlace("llm-1", "node-2")
     save: Callable[[Tx], None] = lambda tx: tx.findings.save_job_places({old: at(0), young: at(0)})  # noqa: E731
     await store.transact(save)
@@ -301,8 +301,8 @@ async def test_where_jobs_were_is_remembered_until_it_is_old(store: SqlStore) ->
     assert await store.transact(lambda tx: tx.findings.job_places()) == {young: at(900)}
 
 
-async def test_findings_with_a_claimed_job_are_found_by_its_whole_name(store: SqlStore) -> None:
-    """With its case, and whatever characters it has; one that is known to be of the job is none of them."""
+async def test_findings_with_a_claimed_job_are_found_by_its_full_name(store: SqlStore) -> None:
+    """The match is case-sensitive for any characters; findings known to belong to the job are excluded."""
     names = ("llm-9", "LLM-9", "llm-90", 'odd%_"\\name', "größe")
     claimed = [
         finding(f"c{number}", number, target=Target(TargetKind.NODE, "node-1"), labels={CLAIMED_JOB: name})

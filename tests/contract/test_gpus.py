@@ -32,8 +32,8 @@ def gpus(driver: Driver, request: pytest.FixtureRequest) -> Iterator[Gpus]:
 # --- who is there -----------------------------------------------------------------------------------------
 
 
-def test_the_gpus_are_listed_with_what_identifies_them(gpus: Gpus) -> None:
-    """Index, UUID, name and PCI address, and the driver's version."""
+def test_the_gpus_are_listed_with_their_identifiers(gpus: Gpus) -> None:
+    """Each has index, UUID, name and PCI address, and the driver's version."""
     inventory = gpus.inventory()
     assert [(one.index, one.uuid, one.pci_address) for one in inventory.gpus] == [
         (0, FIRST, "0000:18:00.0"),
@@ -56,13 +56,13 @@ def test_the_gpus_are_listed_with_what_identifies_them(gpus: Gpus) -> None:
         f" {SECOND} ",
     ],
 )
-def test_a_gpu_is_found_by_every_name_that_exporters_give_it(gpus: Gpus, name: str) -> None:
-    """UUID in any case and without its prefix, PCI address with a domain of four digits, of eight or none, index."""
+def test_a_gpu_is_found_by_every_name_that_exporters_use(gpus: Gpus, name: str) -> None:
+    """UUID in any case and without its prefix; PCI address with a domain of four digits, eight or none; index."""
     assert gpus.find(name).uuid == SECOND
 
 
-def test_a_pci_address_in_capitals_is_the_same(make_driver: Callable[..., Driver]) -> None:
-    """As lspci writes it, and as NVML does."""
+def test_a_pci_address_in_upper_case_is_the_same(make_driver: Callable[..., Driver]) -> None:
+    """lspci and NVML write it differently."""
     make_driver((Card(uuid="GPU-a", pci="0001:af:00.0"),))
     gpus = NvmlGpus()
     assert [gpus.find(name).uuid for name in ("0001:AF:00.0", "00000001:af:00.0")] == ["GPU-a", "GPU-a"]
@@ -72,20 +72,20 @@ def test_a_pci_address_in_capitals_is_the_same(make_driver: Callable[..., Driver
 
 
 @pytest.mark.parametrize("name", ["2", "-1", "GPU-ffffffff", "0000:99:00.0", "0000:zz:00.0", "", "²"])
-def test_a_name_that_no_gpu_has_is_refused_with_those_that_there_are(gpus: Gpus, name: str) -> None:
+def test_an_unknown_gpu_name_is_rejected_with_the_known_ones(gpus: Gpus, name: str) -> None:
     """Nothing is ever guessed."""
     with pytest.raises(GpuAbsent, match=f"0 .{FIRST}., 1 .{SECOND}."):
         gpus.find(name)
 
 
-def test_a_mig_instance_has_no_limit_of_its_own(gpus: Gpus) -> None:
-    """Its UUID is refused with what to do; capping its GPU would cap the other instances too."""
+def test_a_mig_instance_has_no_power_limit_of_its_own(gpus: Gpus) -> None:
+    """Its UUID is rejected with advice; capping its GPU would cap the other instances too."""
     with pytest.raises(NotSupported, match="MIG instance"):
         gpus.find("MIG-0c757cd7-e942-5726-a0b8-0e8fb7067135")
 
 
-def test_the_processes_on_a_gpu_are_told(gpus: NvmlGpus, driver: Driver) -> None:
-    """By their ids on the node; none where nothing computes, and GpuLost where nobody can tell."""
+def test_the_processes_on_a_gpu_are_reported(gpus: NvmlGpus, driver: Driver) -> None:
+    """By their ids on the node; none if nothing computes, and GpuLost if it is unknown."""
     assert gpus.processes(FIRST) == ()
     driver.occupy(0, 4711, 4712)
     assert gpus.processes(FIRST) == (4711, 4712)
@@ -98,7 +98,7 @@ def test_the_processes_on_a_gpu_are_told(gpus: NvmlGpus, driver: Driver) -> None
 # --- power --------------------------------------------------------------------------------------------------
 
 
-def test_a_limit_that_is_set_is_read_back_with_what_bounds_it(driver: Driver, gpus: Gpus) -> None:
+def test_a_power_limit_is_read_back_with_its_bounds(driver: Driver, gpus: Gpus) -> None:
     """In milliwatts; the other GPU keeps its own."""
     driver.load(1, 1.0)
     gpus.set_power_limit(SECOND, 420_000)
@@ -121,18 +121,18 @@ def test_a_limit_that_is_set_is_read_back_with_what_bounds_it(driver: Driver, gp
         (12345, GpuFailure, "12345"),
     ],
 )
-def test_every_error_of_the_driver_is_one_of_ours(
+def test_every_driver_error_is_one_of_ours(
     driver: Driver, gpus: Gpus, code: int, error: type[GpuError], says: str
 ) -> None:
-    """Each says which GPU and what is the matter, codes that nobody knows yet included."""
+    """Each names the GPU and the problem, also for unknown codes."""
     driver.fail(SET_LIMIT, code, times=1)
     with pytest.raises(error, match=says):
         gpus.set_power_limit(FIRST, 420_000)
     gpus.set_power_limit(FIRST, 420_000)
 
 
-def test_a_card_without_power_management_says_so(make_driver: Callable[..., Driver]) -> None:
-    """As vGPUs and some workstation cards do; its other readings are there."""
+def test_a_card_without_power_management_reports_it(make_driver: Callable[..., Driver]) -> None:
+    """vGPUs and some workstation cards have none; their other readings are available."""
     make_driver((Card(uuid="GPU-a", min_watts=0),))
     gpus = NvmlGpus()
     with pytest.raises(NotSupported):
@@ -147,7 +147,7 @@ def test_a_card_without_power_management_says_so(make_driver: Callable[..., Driv
 
 
 def test_a_reading_has_everything_that_the_card_reports(driver: Driver, gpus: Gpus) -> None:
-    """Power, heat, memory, clocks, why it is slow, and its errors."""
+    """This is power, temperature, memory, clocks, throttle reasons and errors."""
     gpus.inventory()
     driver.load(0, 0.9)
     driver.fill(0, 40 << 30)
@@ -177,7 +177,7 @@ def test_a_reading_has_everything_that_the_card_reports(driver: Driver, gpus: Gp
 
 
 def test_xids_are_counted_by_gpu_and_code(driver: Driver, gpus: Gpus) -> None:
-    """Also those of a GPU that answers nothing any more, whose last word they are."""
+    """This includes a GPU that no longer answers: the Xids are its last message."""
     assert gpus.xids() == {}
     gpus.inventory()
     for code in (48, 48, 79):
@@ -190,21 +190,21 @@ def test_xids_are_counted_by_gpu_and_code(driver: Driver, gpus: Gpus) -> None:
 
 
 @pytest.mark.parametrize(("number", "name"), [(0, "none"), (1, "reset"), (4, "drain_and_reset"), (99, "unknown")])
-def test_the_driver_says_what_it_asks_for(driver: Driver, gpus: Gpus, number: int, name: str) -> None:
-    """Numbers of later releases are told as such."""
+def test_the_driver_reports_the_recovery_action_it_needs(driver: Driver, gpus: Gpus, number: int, name: str) -> None:
+    """Numbers of later releases are reported as such."""
     driver.ask_for(0, number)
     assert gpus.read(FIRST).recovery_action == name
 
 
-def test_an_older_driver_does_not_say_what_it_asks_for(driver: Driver, gpus: Gpus) -> None:
-    """That is no failure of the reading."""
+def test_an_older_driver_does_not_report_a_recovery_action(driver: Driver, gpus: Gpus) -> None:
+    """This does not make the reading fail."""
     driver.ask_for(0, None)
     reading = gpus.read(FIRST)
     assert (reading.recovery_action, reading.unread) == (None, {})
 
 
-def test_the_energy_counts_anew_after_a_reset(driver: Driver, gpus: Gpus) -> None:
-    """By which a reset is seen."""
+def test_the_energy_counter_restarts_after_a_reset(driver: Driver, gpus: Gpus) -> None:
+    """A reset is detected by it."""
     before = gpus.read(FIRST).energy_mj
     driver.reset(0)
     after = gpus.read(FIRST).energy_mj
@@ -213,8 +213,8 @@ def test_the_energy_counts_anew_after_a_reset(driver: Driver, gpus: Gpus) -> Non
     assert after < before
 
 
-def test_a_reading_that_fails_leaves_the_others_alone(driver: Driver, gpus: Gpus) -> None:
-    """It is left out and named; what a card does not offer is only left out."""
+def test_a_failed_reading_does_not_affect_the_others(driver: Driver, gpus: Gpus) -> None:
+    """It is omitted and named; what a card does not support is only omitted."""
     driver.fail("nvmlDeviceGetUtilizationRates", standin.UNKNOWN, gpu=0)
     driver.fail("nvmlDeviceGetTotalEccErrors", standin.NOT_SUPPORTED, gpu=0)
     driver.fail("nvmlDeviceGetPowerManagementDefaultLimit", standin.TIMEOUT, gpu=0)
@@ -225,15 +225,15 @@ def test_a_reading_that_fails_leaves_the_others_alone(driver: Driver, gpus: Gpus
     assert gpus.read(SECOND).unread == {}
 
 
-def test_what_failed_once_is_asked_again(driver: Driver, gpus: Gpus) -> None:
-    """Also what does not change while the driver is loaded, and is remembered once it was told."""
+def test_a_failed_query_is_repeated(driver: Driver, gpus: Gpus) -> None:
+    """Also for values that are constant while the driver is loaded and cached once they were read."""
     driver.fail("nvmlDeviceGetPowerManagementDefaultLimit", standin.TIMEOUT, times=1)
     assert gpus.read(FIRST).power_default_mw is None
     assert gpus.read(FIRST).power_default_mw == 700_000
 
 
 def test_a_gpu_in_mig_mode_reports_what_it_can(make_driver: Callable[..., Driver]) -> None:
-    """No utilisation, as the driver has none for it; power and heat are those of the whole GPU."""
+    """The driver has no utilisation for it; power and temperature are those of the whole GPU."""
     make_driver((Card(uuid="GPU-a", mig=True),))
     gpus = NvmlGpus()
     reading = gpus.read("GPU-a")
@@ -244,8 +244,8 @@ def test_a_gpu_in_mig_mode_reports_what_it_can(make_driver: Callable[..., Driver
 @pytest.mark.parametrize(
     "renamed", ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetFieldValues"]
 )
-def test_an_older_driver_is_asked_in_its_own_way(driver: Driver, gpus: Gpus, renamed: str) -> None:
-    """Functions that it does not have yet are replaced by those that it has, or the reading is left out."""
+def test_an_older_driver_is_queried_through_its_own_functions(driver: Driver, gpus: Gpus, renamed: str) -> None:
+    """Missing functions are replaced by older ones, or the reading is omitted."""
     driver.fail(renamed, 13)  # NVML_ERROR_FUNCTION_NOT_FOUND
     reading = gpus.read(FIRST)
     assert (reading.temperature_celsius, reading.memory_total_bytes, reading.unread) == (38, 80 << 30, {})
@@ -254,8 +254,8 @@ def test_an_older_driver_is_asked_in_its_own_way(driver: Driver, gpus: Gpus, ren
 # --- what goes away and comes back ----------------------------------------------------------------------------
 
 
-def test_a_lost_gpu_takes_no_other_with_it(driver: Driver, gpus: Gpus) -> None:
-    """Calls of it say that it is lost, until it answers again."""
+def test_a_lost_gpu_does_not_affect_the_others(driver: Driver, gpus: Gpus) -> None:
+    """Calls to it report that it is lost until it answers again."""
     gpus.inventory()
     driver.lose(0)
     for ask in (gpus.power, gpus.read):
@@ -269,8 +269,8 @@ def test_a_lost_gpu_takes_no_other_with_it(driver: Driver, gpus: Gpus) -> None:
     assert [one.index for one in gpus.inventory().gpus] == [0, 1]
 
 
-def test_a_gpu_that_is_lost_when_the_agent_starts_is_found_when_it_is_back(make_driver: Callable[..., Driver]) -> None:
-    """NVML is opened anew to look for it, at most once a minute."""
+def test_a_gpu_lost_at_the_agents_start_is_found_when_it_recovers(make_driver: Callable[..., Driver]) -> None:
+    """NVML is opened again to look for it, at most once a minute."""
     driver = make_driver(2)
     driver.lose(1)
     clock = [0.0]
@@ -284,8 +284,8 @@ def test_a_gpu_that_is_lost_when_the_agent_starts_is_found_when_it_is_back(make_
     gpus.close()
 
 
-def test_a_gpu_keeps_its_name_when_the_one_before_it_is_gone(driver: Driver, gpus: Gpus) -> None:
-    """Indices move up when the driver is loaded anew; a limit never reaches another GPU."""
+def test_a_gpu_keeps_its_name_when_the_one_before_it_is_lost(driver: Driver, gpus: Gpus) -> None:
+    """Indices move up when the driver is reloaded; a limit never reaches another GPU."""
     assert gpus.find("1").uuid == SECOND
     driver.remove(0)
     driver.reload()
@@ -296,8 +296,8 @@ def test_a_gpu_keeps_its_name_when_the_one_before_it_is_gone(driver: Driver, gpu
         gpus.find(FIRST)
 
 
-def test_a_driver_that_was_loaded_anew_is_opened_anew(driver: Driver, gpus: Gpus) -> None:
-    """Questions are answered at once; the session tells that what was set may be forgotten."""
+def test_a_reloaded_driver_is_opened_again(driver: Driver, gpus: Gpus) -> None:
+    """Queries are answered at once; the session shows that settings may be lost."""
     gpus.set_power_limit(FIRST, 420_000)
     before = gpus.power(FIRST)
     driver.reload()
@@ -307,8 +307,8 @@ def test_a_driver_that_was_loaded_anew_is_opened_anew(driver: Driver, gpus: Gpus
     assert gpus.power(FIRST).session == after.session
 
 
-def test_a_limit_is_not_set_twice_when_the_driver_goes_away(driver: Driver, gpus: Gpus) -> None:
-    """Setting says that the driver was loaded anew; whether to set is then decided again by who asked."""
+def test_a_limit_is_not_set_twice_when_the_driver_is_reloaded(driver: Driver, gpus: Gpus) -> None:
+    """Setting reports the reload; the caller then decides again whether to set."""
     gpus.inventory()
     driver.reload()
     with pytest.raises(DriverAbsent):
@@ -318,8 +318,8 @@ def test_a_limit_is_not_set_twice_when_the_driver_goes_away(driver: Driver, gpus
     assert driver.watts(0) == 420
 
 
-def test_the_session_of_a_gpu_changes_when_it_was_away(driver: Driver, gpus: Gpus) -> None:
-    """It may have been reset; the others' stays."""
+def test_the_session_of_a_gpu_changes_after_it_was_lost(driver: Driver, gpus: Gpus) -> None:
+    """It may have been reset; the session of the others stays."""
     first, second = gpus.power(FIRST).session, gpus.power(SECOND).session
     driver.lose(0)
     with pytest.raises(GpuLost):
@@ -329,8 +329,8 @@ def test_the_session_of_a_gpu_changes_when_it_was_away(driver: Driver, gpus: Gpu
     assert gpus.power(SECOND).session == second
 
 
-def test_without_a_driver_everything_says_so(driver: Driver, gpus: Gpus) -> None:
-    """And works once it is loaded."""
+def test_every_call_without_a_driver_reports_it(driver: Driver, gpus: Gpus) -> None:
+    """Calls work once the driver is loaded."""
     driver.unload()
     assert gpus.inventory().gpus == ()
     assert "not loaded" in gpus.inventory().problems[0]
@@ -341,7 +341,7 @@ def test_without_a_driver_everything_says_so(driver: Driver, gpus: Gpus) -> None
     assert gpus.find("0").uuid == FIRST
 
 
-def test_without_nvml_on_the_machine_everything_says_so(tmp_path) -> None:
+def test_every_call_without_nvml_reports_it(tmp_path) -> None:
     """No driver was ever installed: the library cannot be loaded."""
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
     program = "from trainmedic_agent.adapters.nvml_gpus import NvmlGpus; print(NvmlGpus().inventory().problems)"
@@ -356,7 +356,7 @@ def test_without_nvml_on_the_machine_everything_says_so(tmp_path) -> None:
     assert "driver is not installed" in done.stdout
 
 
-def test_threads_read_and_set_at_once_while_the_driver_is_loaded_anew(driver: Driver, gpus: Gpus) -> None:
+def test_threads_read_and_set_at_once_while_the_driver_is_reloaded(driver: Driver, gpus: Gpus) -> None:
     """Each call answers or raises one of our errors, and afterwards everything works."""
     unexpected: list[BaseException] = []
 
@@ -388,8 +388,8 @@ def test_threads_read_and_set_at_once_while_the_driver_is_loaded_anew(driver: Dr
     assert gpus.power(SECOND).limit_mw == 400_000
 
 
-def test_a_slow_reading_does_not_hold_up_a_limit(driver: Driver, gpus: Gpus) -> None:
-    """The driver takes its time over one GPU; the limit of another is set meanwhile."""
+def test_a_slow_reading_does_not_delay_a_limit(driver: Driver, gpus: Gpus) -> None:
+    """The driver is slow for one GPU; the limit of another is set during this time."""
     gpus.inventory()
     driver.fail("nvmlDeviceGetUtilizationRates", gpu=0, hang=True, times=1)
     reading = threading.Thread(daemon=True, target=gpus.read, args=(FIRST,))

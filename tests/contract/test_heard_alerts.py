@@ -39,8 +39,8 @@ async def names(store: SqlStore, **conditions: Any) -> list[str]:
     return [record.alert.name for record in page]
 
 
-async def test_pages_go_from_the_newest_to_the_oldest_and_miss_none(store: SqlStore) -> None:
-    """By when each was first heard of: a further report and new alerts shift no page."""
+async def test_pages_go_from_newest_to_oldest_without_gaps(store: SqlStore) -> None:
+    """The order is that of the first report: a further report and new alerts shift no page."""
     records = [alert(number) for number in range(5)]
     await filled(store, *records)
     first, cursor = await store.alerts_page(ReceivedAlertFilter(), 2, None)
@@ -52,8 +52,8 @@ async def test_pages_go_from_the_newest_to_the_oldest_and_miss_none(store: SqlSt
     assert (third[0].count, end) == (2, None)
 
 
-async def test_alerts_of_one_moment_are_told_apart(store: SqlStore) -> None:
-    """A delivery's alerts are first heard of at the same time."""
+async def test_alerts_of_the_same_moment_are_distinguished(store: SqlStore) -> None:
+    """A delivery's alerts are first received at the same time."""
     records = [replace(alert(number), first_heard_at=at(0)) for number in range(4)]
     await filled(store, *records)
     seen: list[str] = []
@@ -65,14 +65,14 @@ async def test_alerts_of_one_moment_are_told_apart(store: SqlStore) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "MTIz", "MTIzLmFiYw", "MTIzLmEuYg"])
-async def test_a_wrong_cursor_is_refused(store: SqlStore, cursor: str) -> None:
-    """Of the history or of nobody."""
+async def test_an_invalid_cursor_is_rejected(store: SqlStore, cursor: str) -> None:
+    """It is a cursor of the history, or of nothing."""
     with pytest.raises(ValueError, match="cursor"):
         await store.alerts_page(ReceivedAlertFilter(), 1, cursor)
 
 
 async def test_each_filter_finds_what_it_names(store: SqlStore) -> None:
-    """Times are those of reports; a label has exactly the value, with its capitals and signs."""
+    """Times are those of reports; a label must match exactly, including case and special characters."""
     await filled(
         store,
         alert(0, {"node": "n%1"}, STARTED, last_heard_at=at(30)),
@@ -92,8 +92,8 @@ async def test_each_filter_finds_what_it_names(store: SqlStore) -> None:
     assert await names(store, reacted=False) == ["A3", "A2", "A1"]
 
 
-async def test_reactions_come_back_as_they_were(store: SqlStore) -> None:
-    """With reason and run, in order; and the last report's replace those before."""
+async def test_reactions_are_read_as_they_were_written(store: SqlStore) -> None:
+    """They have reason and run, in order; those of the last report replace earlier ones."""
     record = alert(0, None, MISSED)
     await filled(store, record)
     await filled(store, replace(record, reactions=(STARTED, NO_TARGET), count=2))
@@ -102,7 +102,7 @@ async def test_reactions_come_back_as_they_were(store: SqlStore) -> None:
     assert await names(store, reacted=True) == ["A0"]
 
 
-async def test_of_too_many_alerts_those_go_that_were_first_heard_of_longest_ago(
+async def test_the_alerts_received_first_are_deleted_if_there_are_too_many(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However young they are, so that a flood of alerts does not fill the disk; but none that a run is tied to, also
@@ -120,8 +120,8 @@ async def test_of_too_many_alerts_those_go_that_were_first_heard_of_longest_ago(
     assert await names(store) == ["A6", "A5", "A4", "A0", "A-1"]
 
 
-async def test_a_mapped_alert_is_found_by_either_name_and_label(store: SqlStore) -> None:
-    """Once, in the order of all, and page by page; and read as it was written."""
+async def test_a_mapped_alert_is_found_by_both_names_and_labels(store: SqlStore) -> None:
+    """It is found once, in order and page by page, and read as it was written."""
     sent = {"alertname": "CardHot", "instance": "10.0.0.9:1"}
     mapped = [alert(number, {"alertname": "GPUHot", "node": "n1"}) for number in range(3)]
     mapped = [replace(each, alert=replace(each.alert, original=sent)) for each in mapped]

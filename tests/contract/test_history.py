@@ -20,7 +20,7 @@ async def add(store: SqlStore, *runs: Run) -> None:
 
 
 async def test_a_page_is_newest_first(store: SqlStore) -> None:
-    """By creation, whatever the order of adding; without a next page there is no cursor."""
+    """The order is that of creation, not of adding; without a next page there is no cursor."""
     old, middle, new = closed(1), closed(2), closed(3)
     await add(store, middle, new, old)
     assert await store.page(Filter(), 10, None) == ([new, middle, old], None)
@@ -28,7 +28,7 @@ async def test_a_page_is_newest_first(store: SqlStore) -> None:
 
 
 async def test_pages_follow_each_other_without_gap_or_overlap(store: SqlStore) -> None:
-    """Also where many runs were created in the same moment."""
+    """Also if many runs were created in the same moment."""
     runs = [closed(number // 5, gpu(number)) for number in range(23)]
     await add(store, *runs)
     seen: list[Run] = []
@@ -42,8 +42,8 @@ async def test_pages_follow_each_other_without_gap_or_overlap(store: SqlStore) -
     assert seen == sorted(runs, key=lambda one: (one.created_at, one.id), reverse=True)
 
 
-async def test_runs_that_arrive_never_shift_a_page(store: SqlStore) -> None:
-    """The next page is the same whether or not runs were added since the last."""
+async def test_new_runs_never_shift_a_page(store: SqlStore) -> None:
+    """The next page is the same whether or not runs were added in between."""
     first = [closed(number) for number in range(6)]
     await add(store, *first)
     _, cursor = await store.page(Filter(), 2, None)
@@ -55,14 +55,14 @@ async def test_runs_that_arrive_never_shift_a_page(store: SqlStore) -> None:
 @pytest.mark.parametrize(
     "cursor", ["", "nonsense", "bm8gZG90", "MTIzLg", "å", "a" * 5000, "OTk5OTk5OTk5OTk5OTk5OTk5OTkueA"]
 )
-async def test_what_is_not_a_cursor_is_refused(store: SqlStore, cursor: str) -> None:
-    """With ValueError, for the caller to say so to its own."""
+async def test_an_invalid_cursor_is_rejected(store: SqlStore, cursor: str) -> None:
+    """It raises ValueError, which the caller reports to its own caller."""
     with pytest.raises(ValueError, match="not a cursor"):
         await store.page(Filter(), 2, cursor)
 
 
-async def test_closed_runs_that_owe_an_undo_are_found(store: SqlStore) -> None:
-    """Not the open ones, of which nobody knows yet what they will owe; and the others where that is asked."""
+async def test_closed_runs_with_a_pending_undo_are_found(store: SqlStore) -> None:
+    """Open runs are excluded: their undos are not known yet. The opposite filter returns the others."""
     owing = {
         status: closed(number, steps=(values.step(undo=values.undo(status)),))
         for number, status in enumerate(UndoStatus)
@@ -76,8 +76,8 @@ async def test_closed_runs_that_owe_an_undo_are_found(store: SqlStore) -> None:
     assert open_run.id in {one.id for one in others}
 
 
-async def test_each_filter_keeps_what_it_says(store: SqlStore) -> None:
-    """Equality for names; `since` inclusive and `until` exclusive; filters combine."""
+async def test_each_filter_matches_exactly(store: SqlStore) -> None:
+    """Names must be equal; `since` is inclusive and `until` exclusive; filters combine."""
     on_gpu = closed(1, gpu(3, "node-7"))
     on_job = closed(2, Target(TargetKind.JOB, job="llm"), playbook="rollback", alert_name="TrainingLossSpike")
     refused = replace(not_started(3, Decision.TARGET_UNKNOWN), target=None)
@@ -103,8 +103,8 @@ async def test_each_filter_keeps_what_it_says(store: SqlStore) -> None:
         assert [one async for one in store.stream(wanted)] == found, wanted
 
 
-async def test_several_values_of_a_filter_add_up(store: SqlStore) -> None:
-    """Any of them will do, page by page in one order, also of many values and of several filters at once."""
+async def test_several_values_of_a_filter_are_alternatives(store: SqlStore) -> None:
+    """Any of them matches, page by page in one order, also with many values and several filters at once."""
     statuses = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
     runs = [closed(number, gpu(number), status=statuses[number % 3]) for number in range(30)]
     await add(store, *runs)
@@ -129,7 +129,7 @@ async def test_runs_are_found_by_each_part_of_a_target(store: SqlStore, part: st
 
 
 async def test_a_run_is_found_by_what_it_touches_and_by_who_decided(store: SqlStore) -> None:
-    """A job's run by the nodes that it changed something on; a GPU by its name with its node; and by its target."""
+    """By its target, by the nodes on which a job's run changed something, and by a GPU's name with its node."""
     on_job = closed(1, Target(TargetKind.JOB, job="llm"))
     on_gpu, elsewhere = closed(2, gpu(0, "node-7")), closed(3, gpu(0, "node-8"))
     open_run = run(4, Target(TargetKind.CLUSTER))
@@ -161,7 +161,7 @@ async def test_a_run_is_found_by_what_it_touches_and_by_who_decided(store: SqlSt
 
 
 async def test_a_filter_follows_a_runs_changes(store: SqlStore) -> None:
-    """A run is found under the status and decision that it has now."""
+    """A run is found by its current status and decision."""
     one = run()
     await add(store, one)
     refused = replace(one, status=Status.NOT_STARTED, decision=Decision.TARGET_BUSY, ended_at=at(9))
@@ -171,7 +171,7 @@ async def test_a_filter_follows_a_runs_changes(store: SqlStore) -> None:
 
 
 async def test_a_stream_yields_everything_once(store: SqlStore) -> None:
-    """However much it is, newest first, runs that arrive meanwhile left out or not at all in the way."""
+    """However much it is, newest first; runs added meanwhile may be missing but do no harm."""
     runs = [closed(number / 100, gpu(number)) for number in range(1203)]
     await add(store, *runs)
     seen = []
@@ -182,8 +182,8 @@ async def test_a_stream_yields_everything_once(store: SqlStore) -> None:
     assert seen == runs[::-1]
 
 
-async def test_a_record_has_the_whole_story(store: SqlStore) -> None:
-    """The run, its alerts in the order of tying, its events and its orders in the order of writing."""
+async def test_a_record_contains_everything_about_a_run(store: SqlStore) -> None:
+    """The run, its alerts in the order of tying, and its events and operator commands in the order of writing."""
     one, other = run(), run(target=gpu(1))
     first, second = heard("z"), heard("a", 1)
     order = OperatorOrder("o1", one.id, OrderKind.CANCEL, "kim", at(5))
@@ -206,7 +206,7 @@ async def test_a_record_has_the_whole_story(store: SqlStore) -> None:
 
 
 async def test_events_come_in_the_order_of_their_numbers(store: SqlStore) -> None:
-    """Those after a number, at most so many, in the order in which they were written."""
+    """The query returns those after a number, up to a limit, in the order in which they were written."""
     assert await store.last_seq() == 0
     assert await store.events_after(0, 10) == []
     await store.transact(lambda tx: tx.append([event("a", minute=9), event("b", minute=5)]))
@@ -217,8 +217,8 @@ async def test_events_come_in_the_order_of_their_numbers(store: SqlStore) -> Non
     assert await store.last_seq() == 3
 
 
-async def test_events_of_kinds_come_in_the_order_of_their_numbers(store: SqlStore) -> None:
-    """After a number, at most so many; those of other kinds are left out."""
+async def test_events_of_given_kinds_come_in_the_order_of_their_numbers(store: SqlStore) -> None:
+    """The query returns those after a number, up to a limit; other kinds are excluded."""
     await store.transact(lambda tx: tx.append([event(kind, minute=1) for kind in "abcabca"]))
 
     async def numbers(after: int, limit: int) -> list[int | None]:
@@ -230,16 +230,16 @@ async def test_events_of_kinds_come_in_the_order_of_their_numbers(store: SqlStor
     assert await store.events_after(0, 100, {"x"}) == []
 
 
-async def test_steps_of_a_listed_run_are_its_own(store: SqlStore) -> None:
-    """A page's runs have their steps, in order, ``on_failure`` last."""
+async def test_a_listed_run_has_its_own_steps(store: SqlStore) -> None:
+    """The runs of a page have their steps, in order, with ``on_failure`` last."""
     steps = (values.step(0), values.step(1), values.step(0, "on_failure"))
     one, other = closed(1, steps=steps), closed(2, steps=())
     await add(store, one, other)
     assert (await store.page(Filter(), 10, None))[0] == [other, one]
 
 
-async def test_events_of_jobs_are_those_of_their_kind_time_and_job(store: SqlStore) -> None:
-    """Oldest first, `since` inclusive and `until` exclusive; those of runs are others'. Of too many, the newest."""
+async def test_events_of_jobs_are_filtered_by_kind_time_and_job(store: SqlStore) -> None:
+    """Oldest first, `since` inclusive, `until` exclusive; events of runs are excluded. The limit keeps the newest."""
     one = run()
     told = [event("job_failed", minute=number, job=f"llm-{number % 2}") for number in range(6)]
     of_a_run = event("job_failed", one.id, 3, job="llm-1")
@@ -260,16 +260,16 @@ async def test_events_of_jobs_are_those_of_their_kind_time_and_job(store: SqlSto
     assert await numbers(0, 100, job="nobody") == []
 
 
-async def test_many_events_of_jobs_are_read_whole(store: SqlStore) -> None:
-    """Each once, also where more than a page of them are of one moment."""
+async def test_many_events_of_jobs_are_read_completely(store: SqlStore) -> None:
+    """Each is read once, also if more than a page of them have the same time."""
     told = [event("job_failed", minute=1, job="llm", number=number) for number in range(2500)]
     await store.transact(lambda tx: tx.append(told))
     read = await store.events_of_jobs(("job_failed",), at(0), at(2), 10_000)
     assert [each.data["number"] for each in read] == list(range(2500))
 
 
-async def test_acts_of_people_are_those_of_their_actor_and_time(store: SqlStore) -> None:
-    """Newest first, `since` inclusive and `until` exclusive, before a number; what the server did is left out."""
+async def test_user_actions_are_filtered_by_actor_and_time(store: SqlStore) -> None:
+    """Newest first, `since` inclusive, `until` exclusive, before a number; the server's actions are excluded."""
     acts = [replace(event("paused", minute=number), actor=("ann", "bob")[number % 2]) for number in range(6)]
     await store.transact(lambda tx: tx.append([*acts, event("resumed", minute=3)]))
 
@@ -284,8 +284,8 @@ async def test_acts_of_people_are_those_of_their_actor_and_time(store: SqlStore)
     assert await minutes(ActFilter(since=at(2)), newest[-1].seq, 1) == [3]
 
 
-async def test_runs_are_found_by_the_name_that_their_alert_had_before_it_was_mapped(store: SqlStore) -> None:
-    """Page by page in one order with those of that name itself, with other filters and without; and read as written."""
+async def test_runs_are_found_by_their_alerts_name_from_before_mapping(store: SqlStore) -> None:
+    """They share one paged order with runs of that name itself, with and without other filters."""
     sent = {"alertname": "CardHot", "card": "1"}
     runs = [
         closed(number, gpu(number), alert_name="GPUHot", original_labels=sent if number % 2 else None)

@@ -52,10 +52,10 @@ def meets(run: Run, wanted: HistoryFilter) -> bool:
     )
 
 
-async def test_pages_of_several_filters_have_what_meets_them_all(
+async def test_pages_of_several_filters_have_what_matches_all_of_them(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In order and each once, also where the time of a page is over after each window, and in one stream."""
+    """In order and each once, also if a page's time is over after each window, and in one stream."""
     chance = random.Random(7)
     runs = [some_run(chance) for _ in range(120)]
     await store.transact(lambda tx: tx.add_runs(runs))
@@ -73,8 +73,8 @@ async def test_pages_of_several_filters_have_what_meets_them_all(
         assert [run async for run in store.stream(wanted)] == seen
 
 
-async def test_a_page_ends_where_its_time_is_over(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is empty then, and its cursor goes on from there; what is older comes with the next pages."""
+async def test_a_page_ends_when_its_time_is_over(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page is empty then, and its cursor continues from there; older runs come with the next pages."""
     monkeypatch.setattr(history_search, "SECONDS", -1.0)
     wanted = HistoryFilter(playbook="a", alertname="x")
     rare = replace(closed(0, playbook="a"), alert_name="x")
@@ -90,7 +90,7 @@ async def test_a_page_ends_where_its_time_is_over(store: SqlStore, monkeypatch: 
     assert pages > 1
 
 
-async def test_a_search_goes_on_from_any_moment_that_a_cursor_can_name(store: SqlStore) -> None:
+async def test_a_search_continues_from_any_moment_that_a_cursor_can_name(store: SqlStore) -> None:
     run = closed(0, Target(TargetKind.GPU, node="n1", gpu="0"))
     await store.transact(lambda tx: tx.add_runs([run]))
     for moment, expected in ((datetime.max, [run]), (datetime.min, [])):

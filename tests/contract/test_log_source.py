@@ -147,7 +147,7 @@ def ago(seconds: float) -> datetime:
 
 
 async def test_the_lines_of_all_nodes_come_oldest_first(kept: Kept) -> None:
-    """However many there are."""
+    """This holds for any number of lines."""
     for number in range(100):
         kept.write(kept.job, 1, NODES[number % 2], ago(2000 - number), f"line {number}")
     lines = await kept.lines()
@@ -172,10 +172,10 @@ async def test_the_lines_of_all_nodes_come_oldest_first(kept: Kept) -> None:
         ({"job": 'no"such{job}'}, []),
     ],
 )
-async def test_each_part_of_a_query_leaves_out_what_does_not_answer_it(
+async def test_each_part_of_a_query_filters_the_lines(
     kept: Kept, conditions: dict[str, Any], expected: list[str]
 ) -> None:
-    """Times are those of the lines; the end is left out."""
+    """Times are those of the lines; the end is exclusive."""
     if "job" in conditions:
         conditions = {**conditions, "job": conditions["job"] + kept.job}
     kept.write(kept.job, 1, "gpu-01", ago(30), "one")
@@ -185,8 +185,8 @@ async def test_each_part_of_a_query_leaves_out_what_does_not_answer_it(
     assert await kept.texts(**conditions) == expected
 
 
-async def test_the_kernel_of_the_nodes_is_asked_where_it_is_wanted(kept: Kept) -> None:
-    """Between the lines of the job."""
+async def test_the_kernel_logs_of_the_nodes_are_included_on_request(kept: Kept) -> None:
+    """Their lines come between those of the job."""
     kept.write(kept.job, 1, "gpu-01", ago(30), "before")
     kept.write_kernel("gpu-01", ago(20), "NVRM: Xid (PCI:0000:9b:00): 79")
     kept.write(kept.job, 1, "gpu-01", ago(10), "after")
@@ -200,8 +200,8 @@ async def test_the_kernel_of_the_nodes_is_asked_where_it_is_wanted(kept: Kept) -
     assert lines[1].text == "NVRM: Xid (PCI:0000:9b:00): 79"
 
 
-async def test_lines_of_one_moment_all_come(kept: Kept) -> None:
-    """More than a page has, and each once."""
+async def test_all_lines_of_one_moment_are_read(kept: Kept) -> None:
+    """There are more than fit on a page; each comes once."""
     for number in range(4):
         kept.write(kept.job, 1, "gpu-01", ago(30), f"before {number}")
     for number in range(8):
@@ -212,8 +212,8 @@ async def test_lines_of_one_moment_all_come(kept: Kept) -> None:
     assert texts[12:] == ["after"]
 
 
-async def test_so_many_lines_and_no_more_with_a_note(kept: Kept) -> None:
-    """The oldest, so that the reader can go on where they end."""
+async def test_a_limited_result_has_a_note(kept: Kept) -> None:
+    """It holds the oldest lines, so that the reader can continue after them."""
     for number in range(20):
         kept.write(kept.job, 1, NODES[number % 2], ago(2000 - number), f"line {number}")
     batches = await kept.batches(most=7)
@@ -225,8 +225,8 @@ async def test_so_many_lines_and_no_more_with_a_note(kept: Kept) -> None:
     assert not [note for batch in await kept.batches(most=20) for note in batch.notes]
 
 
-async def test_who_follows_gets_what_there_is_and_then_what_is_new(kept: Kept) -> None:
-    """Each line once; those of a file that is new may come a little later."""
+async def test_a_follower_gets_existing_lines_and_then_new_ones(kept: Kept) -> None:
+    """Each line comes once; those of a new file may come a little later."""
     kept.write(kept.job, 1, "gpu-01", ago(30), "first")
     await asyncio.sleep(kept.settles)
     found: list[str] = []

@@ -52,14 +52,14 @@ def files(log_dir: Path) -> dict[str, Path]:
 
 
 def test_the_example_follows_the_files_that_the_sdk_writes() -> None:
-    """Each kind by one of its patterns, and not what rotation has left."""
+    """Each kind matches one pattern, and rotated files match none."""
     patterns = settings()["pipeline"]["inputs"][0]["path"].replace("${TRAINMEDIC_LOG_DIR}", "/logs").split(",")
     for path in files(Path("/logs")).values():
         assert sum(fnmatch.fnmatch(str(path), pattern) for pattern in patterns) == 1, path
         assert not any(fnmatch.fnmatch(f"{path}.1", pattern) for pattern in patterns)
 
 
-def test_the_example_has_the_labels_by_which_the_server_asks() -> None:
+def test_the_example_has_the_labels_that_the_server_queries() -> None:
     query = LogQuery(JOB, datetime.now(UTC), attempt=2, rank=1, local_rank=1, node=NODE, level=LogLevel.ERROR)
     asked = set(re.findall(r"(\w+)=", " ".join(Loki(StoreHttp("http://h", {})).parts(query, (NODE,)))))
     labels = {name[1:] for name in settings()["pipeline"]["outputs"][0]["label_keys"].split(",")}
@@ -104,7 +104,7 @@ async def shipped(log_dir: Path, state: Path) -> list[FoundLine]:
 if os.environ.get("TRAINMEDIC_TEST_FLUENT_BIT"):
 
     async def test_every_line_is_found_with_its_node_rank_and_level(tmp_path: Path) -> None:
-        """The global rank of torchrun's files is that of the sources file. Secrets are masked."""
+        """torchrun's files get their global rank from the sources file. Secrets are masked."""
         found = await shipped(tmp_path / "logs", tmp_path / "state")
         by_text = {line.text: line for line in found}
         of = {kind: [MASKED.get(text, text) for text in texts if text != KEY] for kind, texts in LINES.items()}

@@ -24,7 +24,7 @@ def made(number: int, channel: str = "oncall", kind: MessageKind = MessageKind.R
 
 
 async def test_messages_wait_by_channel_until_they_are_sent(store: SqlStore) -> None:
-    """As they were written, oldest first; one that is kept already stays as it is, sent or not."""
+    """Oldest first and unchanged; a stored message stays as it is, sent or not."""
     first, second, other = made(1), made(2), made(1, "chat")
     await store.transact(lambda tx: tx.messages.add([second, other, first]))
     assert await store.transact(lambda tx: tx.messages.waiting("oncall", 10)) == [first, second]
@@ -38,8 +38,8 @@ async def test_messages_wait_by_channel_until_they_are_sent(store: SqlStore) -> 
     assert await store.transact(lambda tx: tx.messages.waiting("chat", 10)) == [other]
 
 
-async def test_it_is_known_of_what_people_were_told(store: SqlStore) -> None:
-    """Of what was sent; and of a failure that waits, since nothing makes it needless. For as long as it is kept."""
+async def test_the_kinds_of_sent_messages_are_known(store: SqlStore) -> None:
+    """Pending failure messages count too, since nothing makes them obsolete. Deleted ones do not."""
     failed, asked, unsent = made(1), made(2, kind=MessageKind.APPROVAL), made(3, kind=MessageKind.APPROVAL)
     await store.transact(lambda tx: tx.messages.add([failed, asked, unsent]))
     await store.transact(lambda tx: tx.messages.note_sent([asked.id], NOW))
@@ -59,7 +59,7 @@ async def test_it_is_known_of_what_people_were_told(store: SqlStore) -> None:
 
 @pytest.mark.parametrize("kind", MessageKind)
 async def test_an_earlier_release_can_read_every_message(store: SqlStore, kind: MessageKind) -> None:
-    """It stops at a kind that it does not know; so that column has none, and this release knows which it is."""
+    """It stops at an unknown kind, so that column has none; this release still knows the kind."""
     older = {"approval", "run_failed", "undo_overdue", "breaker", "pause", "playbook_broken", "takeover"}
     older |= {"follow_up", "repaired", "given_back"}
     message = made(1, kind=kind)
@@ -73,8 +73,8 @@ async def test_an_earlier_release_can_read_every_message(store: SqlStore, kind: 
     assert await store.transact(lambda tx: tx.messages.kinds_sent(["run-1"])) == {}
 
 
-async def test_it_is_known_which_channels_have_a_message(store: SqlStore) -> None:
-    """By run, sent or not; and of single messages, whether they were sent."""
+async def test_the_channels_of_a_message_are_known(store: SqlStore) -> None:
+    """The store returns them by run, sent or not; and for single messages, whether they were sent."""
     first, second, other = made(1), made(1, "chat"), made(2)
     await store.transact(lambda tx: tx.messages.add([first, second, other]))
     await store.transact(lambda tx: tx.messages.note_sent([first.id], NOW))

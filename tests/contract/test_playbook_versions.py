@@ -6,8 +6,8 @@ from tests.contract.run_store_values import at, closed, not_started
 from trainmedic_server.adapters.sql_store.store import SqlStore
 
 
-async def test_each_version_is_told_with_the_runs_that_went_by_it(store: SqlStore) -> None:
-    """Newest first; the oldest and the newest of its runs, and decisions not to start one, of this playbook alone."""
+async def test_each_version_is_listed_with_the_runs_that_used_it(store: SqlStore) -> None:
+    """Newest first; with its oldest and newest run, and decisions not to start one, of this playbook only."""
     runs = [
         closed(1, version="a"),
         not_started(2, version="a"),

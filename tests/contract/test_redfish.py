@@ -94,8 +94,8 @@ def service(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
         yield {"url": running.url}
 
 
-async def test_a_node_is_turned_off_on_and_through_a_cycle(caller: HttpxCaller, service: dict[str, Any]) -> None:
-    """Each ends with the state that was read; what is so already is not asked for."""
+async def test_a_node_is_turned_off_on_and_power_cycled(caller: HttpxCaller, service: dict[str, Any]) -> None:
+    """Each call returns the state that was read; a state that is already reached is not requested."""
     await power(caller, "on", **service)
     off = await power(caller, "off", **service)
     assert (off["power_state"], off["observed"][0], off["accepted"]) == ("Off", "On", ["ForceOff"])
@@ -109,28 +109,28 @@ async def test_a_node_is_turned_off_on_and_through_a_cycle(caller: HttpxCaller, 
 
 
 async def test_a_cycle_of_a_node_that_is_off_turns_it_on(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
-    """Also one whose first half a killed server has done."""
+    """Also if a killed server has already done the first half."""
     for resumed in (False, True):
         bmc.power, bmc.asked[:] = "Off", []
         output = await power(caller, "power_cycle", url=served, resumed=resumed, **LOGIN)
         assert (output["power_state"], bmc.asked) == ("On", ["On"])
 
 
-async def test_a_cycle_that_may_have_been_done_is_not_repeated(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
-    """A node that is on may be back already, with work on it."""
+async def test_a_cycle_that_may_have_happened_is_not_repeated(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
+    """A node that is on may have recovered already and be at work."""
     with pytest.raises(OutcomeUnknown, match="may have been power cycled before"):
         await power(caller, "power_cycle", url=served, resumed=True, **LOGIN)
     assert bmc.asked == []
 
 
-async def test_a_lost_answer_is_judged_by_the_state(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
+async def test_a_lost_answer_is_judged_by_the_power_state(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
     """It is not listed as accepted."""
     bmc.refuses = [0]
     output = await power(caller, "off", url=served, **LOGIN)
     assert (output["power_state"], output["accepted"]) == ("Off", [])
 
 
-async def test_a_node_that_stays_on_is_no_success(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
+async def test_a_node_that_stays_on_is_not_a_success(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
     """Although the reset was accepted."""
     bmc.stays = True
     with pytest.raises(OutcomeUnknown, match="the power was not seen Off in time; last seen: On") as unknown:
@@ -138,10 +138,10 @@ async def test_a_node_that_stays_on_is_no_success(caller: HttpxCaller, bmc: Bmc,
     assert unknown.value.output == {"power_state": "On", "observed": ["On"], "accepted": ["ForceOff"]}
 
 
-async def test_a_reading_that_failed_before_others_succeeded_is_no_reason(
+async def test_a_failed_reading_before_successful_ones_is_not_the_reason(
     caller: HttpxCaller, bmc: Bmc, served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last ones showed that the node stays on."""
+    """The last readings showed that the node stays on."""
     monkeypatch.setattr(redfish, "_LOOK_EVERY", timedelta(seconds=1))  # the last one has time for its answer
     bmc.stays, bmc.failing_looks = True, 1
     with pytest.raises(OutcomeUnknown, match="last seen: On") as unknown:
@@ -151,7 +151,7 @@ async def test_a_reading_that_failed_before_others_succeeded_is_no_reason(
 
 
 async def test_a_node_that_turns_off_too_late_is_reported_as_off(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
-    """By a reading after the deadline; `off` alone has then succeeded."""
+    """A reading after the deadline shows it; only `off` has succeeded then."""
     bmc.turns_after = 1.2
     with pytest.raises(OutcomeUnknown, match=r"The node is off: turn it on by node\.power with do: on") as unknown:
         await power(caller, "power_cycle", seconds=1, url=served, **LOGIN)
@@ -179,7 +179,7 @@ async def test_a_refused_reading_after_the_reset_leaves_the_outcome_open(
 
 
 async def test_a_long_document_is_read(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
-    """As of a system with many links. Longer ones are refused."""
+    """It is that of a system with many links. Longer ones are rejected."""
     bmc.padding = 500_000
     assert (await power(caller, "off", url=served, **LOGIN))["power_state"] == "Off"
     bmc.padding = 2_000_000
@@ -187,8 +187,8 @@ async def test_a_long_document_is_read(caller: HttpxCaller, bmc: Bmc, served: st
         await power(caller, "on", url=served, **LOGIN)
 
 
-async def test_a_node_turned_off_is_turned_on_against_refusals(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
-    """And although the run was ended meanwhile. Refusals of the first change end the attempt."""
+async def test_a_node_turned_off_is_turned_on_despite_refusals(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
+    """And although the run has ended by then. Refusals of the first change end the attempt."""
     answers = iter(["go_on"])
 
     async def clearance() -> str:
@@ -208,14 +208,14 @@ async def test_a_node_turned_off_is_turned_on_against_refusals(caller: HttpxCall
 async def test_a_node_is_not_turned_off_if_it_could_not_be_turned_on(
     caller: HttpxCaller, bmc: Bmc, served: str
 ) -> None:
-    """What the BMC allows is read first."""
+    """The node's actions that the BMC allows are read first."""
     bmc.allowed = ["ForceOff"]
     with pytest.raises(PermanentFailure, match="allows ForceOff, not On"):
         await power(caller, "power_cycle", url=served, **LOGIN)
     assert bmc.asked == []
 
 
-async def test_the_system_is_named_where_there_are_several(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
+async def test_the_system_must_be_named_if_there_are_several(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
     """The error lists them."""
     bmc.systems = ["HGX_0", "System.Embedded.1"]
     with pytest.raises(PermanentFailure, match="has 2 systems; name one as system; there are: HGX_0, System"):
@@ -223,8 +223,8 @@ async def test_the_system_is_named_where_there_are_several(caller: HttpxCaller, 
     assert (await power(caller, "off", url=served, system="HGX_0", **LOGIN))["power_state"] == "Off"
 
 
-async def test_a_list_of_systems_in_pages_is_read_to_its_end(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
-    """Otherwise the only one of the first page would be taken for the only one."""
+async def test_a_paged_list_of_systems_is_read_to_its_end(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
+    """Otherwise the first page's only system would be mistaken for the only one."""
     bmc.systems, bmc.page = ["a", "b", "c"], 1
     with pytest.raises(PermanentFailure, match="has 3 systems"):
         await power(caller, "off", url=served, **LOGIN)
@@ -245,17 +245,15 @@ async def test_a_list_of_systems_in_pages_is_read_to_its_end(caller: HttpxCaller
 @pytest.mark.parametrize(
     "path", ["http://other/Reset", "/redfish/v1/Systems/1/../2/Reset", "/redfish/v1/Systems/1/%2e%2E/2/Reset"]
 )
-async def test_a_reset_that_leads_to_another_system_is_refused(
-    caller: HttpxCaller, bmc: Bmc, served: str, path: str
-) -> None:
+async def test_a_reset_for_another_system_is_refused(caller: HttpxCaller, bmc: Bmc, served: str, path: str) -> None:
     bmc.reset_at = path
     with pytest.raises(PermanentFailure, match=r"offers no reset of /redfish/v1/Systems/1$"):
         await power(caller, "power_cycle", url=served, **LOGIN)
     assert bmc.asked == []
 
 
-async def test_a_wrong_password_is_told(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
-    """And appears nowhere."""
+async def test_a_wrong_password_is_reported(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
+    """The password appears nowhere."""
     bmc.password = "another"
     with pytest.raises(PermanentFailure, match="answered 401") as refused:
         await power(caller, "off", url=served, **LOGIN)
@@ -263,7 +261,7 @@ async def test_a_wrong_password_is_told(caller: HttpxCaller, bmc: Bmc, served: s
 
 
 async def test_the_address_comes_from_the_inventory(caller: HttpxCaller, bmc: Bmc, served: str) -> None:
-    """A host gets https; without the attribute nothing is called."""
+    """A host gets https; without the attribute no call is made."""
     output = await power(caller, "off", attribute="bmc", inventory={"bmc": served}, **LOGIN)
     assert output["power_state"] == "Off"
     with pytest.raises(PermanentFailure, match="the inventory has no attribute bmc of n1"):
@@ -272,8 +270,8 @@ async def test_the_address_comes_from_the_inventory(caller: HttpxCaller, bmc: Bm
         await power(caller, "on", attribute="bmc", inventory={"bmc": served.removeprefix("http://")}, **LOGIN)
 
 
-async def test_only_the_named_authority_is_trusted(tmp_path: Path, bmc: Bmc) -> None:
-    """BMCs sign their certificates themselves; a password goes to none of them unchecked."""
+async def test_only_the_configured_ca_is_trusted(tmp_path: Path, bmc: Bmc) -> None:
+    """BMCs use self-signed certificates; a password is sent to none of them unchecked."""
     signed = certificate(tmp_path)
     caller = HttpxCaller({"TRAINMEDIC_HTTP_BMC": "s3cret", "TRAINMEDIC_HTTP_CA": str(signed[0])})
     with Served(bmc.app(), signed) as running:
@@ -293,8 +291,8 @@ async def test_only_the_named_authority_is_trusted(tmp_path: Path, bmc: Bmc) -> 
         ({"do": "power_cycle", "url": "https://bmc"}, "'on' or 'off'"),
     ],
 )
-def test_parameters_are_checked(written: dict[str, Any], told: str) -> None:
-    """When a playbook is loaded."""
+def test_parameters_are_validated(written: dict[str, Any], told: str) -> None:
+    """This happens when a playbook is loaded."""
     with pytest.raises(ValueError, match=told):
         PowerParams.model_validate(written)
 
@@ -308,7 +306,7 @@ def test_parameters_are_checked(written: dict[str, Any], told: str) -> None:
     ],
 )
 def test_no_alert_chooses_where_the_password_goes(raw: dict[str, Any]) -> None:
-    """As for ``http.request``."""
+    """The same rule holds for ``http.request``."""
     for action in (NodePower, NodePowerCycle):
         with pytest.raises(ValueError):
             action.check_template(raw)

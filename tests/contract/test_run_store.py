@@ -64,12 +64,11 @@ async def keep(store: SqlStore, *runs: Run, alerts: list[AlertRecord] | None = N
 
 
 async def test_transact_returns_what_the_work_returns(store: SqlStore) -> None:
-    """The result of the work is that of the call."""
     assert await store.transact(lambda tx: 42) == 42
 
 
-async def test_work_sees_what_it_wrote_itself(store: SqlStore) -> None:
-    """Within one unit, every read sees the unit's own writes, of every kind."""
+async def test_a_transaction_sees_its_own_writes(store: SqlStore) -> None:
+    """Within one unit, every read sees the unit's own writes of every kind."""
 
     def work(tx: Tx) -> None:
         one = run()
@@ -97,7 +96,7 @@ async def test_work_sees_what_it_wrote_itself(store: SqlStore) -> None:
     await store.transact(work)
 
 
-async def test_the_newest_alert_of_a_fingerprint_is_found_whether_it_resolved_or_not(store: SqlStore) -> None:
+async def test_the_newest_alert_of_a_fingerprint_is_found_resolved_or_not(store: SqlStore) -> None:
     """Also one that the same unit has written."""
 
     older, newer = heard(), heard(minute=1, resolved_at=at(2), resolved_because="assumed")
@@ -113,7 +112,7 @@ async def test_the_newest_alert_of_a_fingerprint_is_found_whether_it_resolved_or
 
 
 async def test_a_raising_unit_leaves_nothing(store: SqlStore) -> None:
-    """If the work raises, the caller gets its error and nothing of it is kept, whatever was read back in it."""
+    """If the work raises, the caller gets its error and nothing is kept, even if it was read back in the unit."""
     one = run()
 
     def work(tx: Tx) -> None:
@@ -142,8 +141,8 @@ async def test_a_raising_unit_leaves_nothing(store: SqlStore) -> None:
     assert await store.events_after(0, 10) == []
 
 
-async def test_a_raising_unit_gives_back_what_it_replaced(store: SqlStore) -> None:
-    """What a raising unit changed is as it was before, not gone."""
+async def test_a_raising_unit_restores_what_it_replaced(store: SqlStore) -> None:
+    """The replaced data are as before, not gone."""
     one = run()
     await keep(store, one)
 
@@ -183,8 +182,8 @@ async def test_concurrent_units_are_isolated_from_one_that_raises(store: SqlStor
     assert await store.transact(lambda tx: tx.known_nodes()) == {f"node-{number}" for number in kept}
 
 
-async def test_concurrent_units_see_each_other_in_turn(store: SqlStore) -> None:
-    """Units are as if run one after the other: of many that each open a run unless there is one, one does."""
+async def test_concurrent_units_are_serialized(store: SqlStore) -> None:
+    """Of many units that each open a run unless there is one, exactly one does."""
 
     def admit(tx: Tx) -> str:
         known = tx.open_runs_for([COOL])
@@ -199,7 +198,7 @@ async def test_concurrent_units_see_each_other_in_turn(store: SqlStore) -> None:
 
 
 async def test_a_second_open_run_for_the_same_playbook_and_target_is_refused(store: SqlStore) -> None:
-    """At most one run is open per playbook and target; the unit that would break it raises Conflict, alone."""
+    """At most one run is open per playbook and target; only the unit that would break this raises Conflict."""
     one, two, elsewhere = run(), run(), run(target=gpu(1))
     outcomes = await asyncio.gather(
         store.transact(lambda tx: tx.add_runs([one])),
@@ -213,8 +212,8 @@ async def test_a_second_open_run_for_the_same_playbook_and_target_is_refused(sto
     )
 
 
-async def test_a_refused_write_is_its_own_units_even_if_another_finds_it(store: SqlStore) -> None:
-    """Where the refusal shows only when a later unit reads, it is still the earlier unit's error."""
+async def test_a_refused_write_fails_its_own_unit_even_if_a_later_one_detects_it(store: SqlStore) -> None:
+    """If a refusal shows only in a later unit's read, the earlier unit still gets the error."""
     one, two, elsewhere = run(), run(), run(target=gpu(1))
 
     def reads(tx: Tx) -> list[Run]:
@@ -236,7 +235,7 @@ async def test_a_refused_write_is_its_own_units_even_if_another_finds_it(store: 
 
 
 async def test_a_run_can_open_in_the_unit_that_closes_the_last_one(store: SqlStore) -> None:
-    """Closing a run makes room for the next of the same playbook and target at once."""
+    """Closing a run allows the next one of the same playbook and target at once."""
     one, two = run(), run(5)
     await keep(store, one)
 
@@ -277,8 +276,8 @@ async def test_a_closed_store_is_unavailable(store: SqlStore) -> None:
             await call
 
 
-async def test_what_was_asked_before_closing_is_carried_out(store: SqlStore) -> None:
-    """close() waits for the units that wait."""
+async def test_pending_units_are_carried_out_before_closing(store: SqlStore) -> None:
+    """close() waits for the pending units."""
     waiting = [asyncio.ensure_future(store.transact(lambda tx: tx.append([event()]))) for _ in range(10)]
     await asyncio.sleep(0)
     await store.close()
@@ -288,8 +287,8 @@ async def test_what_was_asked_before_closing_is_carried_out(store: SqlStore) -> 
 # --- alerts -----------------------------------------------------------------------------------------
 
 
-async def test_alerts_are_known_by_fingerprint_and_beginning(store: SqlStore) -> None:
-    """Two beginnings of one fingerprint are two alerts; unknown ones are left out of the answer."""
+async def test_alerts_are_identified_by_fingerprint_and_start(store: SqlStore) -> None:
+    """Two starts of one fingerprint are two alerts; unknown ones are missing from the result."""
     early, late = heard("f1", 0), heard("f1", 5)
     await store.transact(lambda tx: tx.save_alerts([early, late]))
     unknown = Identity("f1", at(1))
@@ -298,7 +297,7 @@ async def test_alerts_are_known_by_fingerprint_and_beginning(store: SqlStore) ->
 
 
 async def test_saving_an_alert_again_replaces_it(store: SqlStore) -> None:
-    """The record of an identity is the last one saved."""
+    """The last saved record of an identity counts."""
     first = heard()
     again = replace(first, last_heard_at=at(9), count=2, resolved_at=at(9), resolved_because="alertmanager")
     await store.transact(lambda tx: tx.save_alerts([first]))
@@ -306,16 +305,16 @@ async def test_saving_an_alert_again_replaces_it(store: SqlStore) -> None:
     assert await store.transact(lambda tx: tx.alerts([first.identity])) == {first.identity: again}
 
 
-async def test_firing_with_finds_every_unresolved_beginning(store: SqlStore) -> None:
-    """All that have not resolved, of these fingerprints only, whatever their beginning."""
+async def test_firing_with_finds_every_unresolved_start(store: SqlStore) -> None:
+    """All unresolved alerts of these fingerprints only, whatever their start."""
     records = [heard("f1", 0), heard("f1", 3), heard("f1", 2, resolved_at=at(4)), heard("f2", 0), heard("f3", 0)]
     await store.transact(lambda tx: tx.save_alerts(records))
     found = await store.transact(lambda tx: tx.firing_with(["f1", "f2", "unknown"]))
     assert {record.identity for record in found} == {("f1", at(0)), ("f1", at(3)), ("f2", at(0))}
 
 
-async def test_firing_alerts_are_found_by_the_names_they_have_now(store: SqlStore) -> None:
-    """Those of other names are not read. A name is the last report's, because an alert map may have changed."""
+async def test_firing_alerts_are_found_by_their_current_names(store: SqlStore) -> None:
+    """Others are not read. The name is the last report's, because an alert map may have changed."""
 
     def named(fingerprint: str, name: str, **changes: Any) -> AlertRecord:
         record = heard(fingerprint, **changes)
@@ -339,8 +338,8 @@ async def test_firing_alerts_are_found_by_the_names_they_have_now(store: SqlStor
     assert len(await store.transact(lambda tx: tx.firing(1, {"Cold"}))) == 1
 
 
-async def test_many_identities_can_be_asked_for_at_once(store: SqlStore) -> None:
-    """A storm's worth of keys is one question, whatever limits a database has on a statement."""
+async def test_many_identities_can_be_queried_at_once(store: SqlStore) -> None:
+    """A storm's keys are one query, whatever statement limits a database has."""
     records = [heard(f"f{number}") for number in range(3000)]
     await store.transact(lambda tx: tx.save_alerts(records))
     found = await store.transact(lambda tx: tx.alerts([record.identity for record in records]))
@@ -349,7 +348,7 @@ async def test_many_identities_can_be_asked_for_at_once(store: SqlStore) -> None
 
 
 async def test_silent_alerts_are_those_of_runs_that_still_depend_on_them(store: SqlStore) -> None:
-    """Unresolved, last heard of before the moment, and tied to a run that is open or owes an undo."""
+    """Unresolved, last received before the moment, and tied to a run that is open or has a pending undo."""
     names = ["open", "owing", "done", "resolved", "recent", "untied"]
     records = {name: heard(name) for name in names}
     records["resolved"] = heard("resolved", resolved_at=at(1))
@@ -375,8 +374,8 @@ async def test_silent_alerts_are_those_of_runs_that_still_depend_on_them(store: 
 
 @any_values
 @given(record=values.any_record)
-async def test_any_alert_comes_back_as_it_was(store: SqlStore, record: AlertRecord) -> None:
-    """A record is rebuilt equal to what was saved, to the microsecond and in any script."""
+async def test_any_alert_is_read_as_it_was_saved(store: SqlStore, record: AlertRecord) -> None:
+    """The record equals what was saved, to the microsecond and in any script."""
     await store.transact(lambda tx: tx.save_alerts([record]))
     kept = (await store.transact(lambda tx: tx.alerts([record.identity])))[record.identity]
     # The same identity may have come before: when an alert was first heard of is not replaced.
@@ -388,8 +387,8 @@ async def test_any_alert_comes_back_as_it_was(store: SqlStore, record: AlertReco
 
 @any_values
 @given(one=values.any_run)
-async def test_any_run_comes_back_as_it_was(store: SqlStore, one: Run) -> None:
-    """A run with its steps, attempts and undos is rebuilt equal to what was added."""
+async def test_any_run_is_read_as_it_was_added(store: SqlStore, one: Run) -> None:
+    """A run with its steps, attempts and undos equals what was added."""
     one = values.renewed(one)
     await store.transact(lambda tx: tx.add_runs([one]))
     assert await store.transact(lambda tx: tx.run(one.id)) == one
@@ -400,8 +399,8 @@ async def test_any_run_comes_back_as_it_was(store: SqlStore, one: Run) -> None:
 
 @any_values
 @given(one=values.any_run, other=values.any_run, told_before=st.booleans())
-async def test_any_change_of_a_run_comes_back(store: SqlStore, one: Run, other: Run, told_before: bool) -> None:
-    """Saving a run keeps what changed of it and of its steps, with or without being told what was before."""
+async def test_any_change_of_a_run_is_saved(store: SqlStore, one: Run, other: Run, told_before: bool) -> None:
+    """Changes of the run and its steps are kept, whether or not the previous state is passed."""
     one = values.renewed(one)
     changed = replace(
         one,
@@ -421,8 +420,8 @@ async def test_any_change_of_a_run_comes_back(store: SqlStore, one: Run, other: 
     assert await store.transact(lambda tx: tx.run(one.id)) == changed
 
 
-async def test_a_step_can_join_a_run_later(store: SqlStore) -> None:
-    """Steps of ``on_failure`` may be there only once the run fails; they come after the others."""
+async def test_a_step_can_be_added_to_a_run_later(store: SqlStore) -> None:
+    """Steps of ``on_failure`` may exist only once the run fails; they come after the others."""
     one = run()
     longer = replace(one, steps=(*one.steps, step(0, "on_failure"), step(1, "on_failure")))
     await keep(store, one)
@@ -430,15 +429,15 @@ async def test_a_step_can_join_a_run_later(store: SqlStore) -> None:
     assert await store.transact(lambda tx: tx.run(one.id)) == longer
 
 
-async def test_asking_for_runs_that_are_not_there(store: SqlStore) -> None:
-    """Unknown ids are left out, or None."""
+async def test_unknown_runs_are_omitted(store: SqlStore) -> None:
+    """A query for several omits unknown ids; a query for one returns None."""
     one = closed()
     await keep(store, one)
     assert await store.transact(lambda tx: tx.runs(["unknown", one.id, one.id])) == [one]
     assert await store.transact(lambda tx: tx.run("unknown")) is None
 
 
-async def test_unfinished_are_open_runs_and_those_that_owe_an_undo(store: SqlStore) -> None:
+async def test_unfinished_runs_are_open_or_have_a_pending_undo(store: SqlStore) -> None:
     """Open ones, and closed ones with an undo armed or running, oldest first; the rest is finished."""
     by_status = {status: step(undo=undo(status), status=StepStatus.SUCCEEDED) for status in UndoStatus}
     armed = closed(1, steps=(by_status[UndoStatus.ARMED],))
@@ -450,7 +449,7 @@ async def test_unfinished_are_open_runs_and_those_that_owe_an_undo(store: SqlSto
 
 
 async def test_a_run_is_finished_once_its_last_undo_is_carried_out(store: SqlStore) -> None:
-    """Saving the run with its undo done takes it out of what is unfinished."""
+    """Saving the run with its undo done makes it finished."""
     one = closed(steps=(step(undo=undo(), status=StepStatus.SUCCEEDED),))
     await keep(store, one)
     done = replace(one, steps=(replace(one.steps[0], undo=undo(UndoStatus.DONE)),))
@@ -459,7 +458,7 @@ async def test_a_run_is_finished_once_its_last_undo_is_carried_out(store: SqlSto
 
 
 async def test_open_runs_are_found_by_playbook_and_target(store: SqlStore) -> None:
-    """Only open ones, only of that playbook and that target."""
+    """Only open ones of exactly that playbook and target are found."""
     first, other, ended = run(), run(playbook="other"), closed(target=gpu(2))
     await keep(store, first, other, ended)
     asked = [COOL, ("other", gpu().key), ("cool", gpu(2).key), ("cool", "cluster")]
@@ -469,7 +468,7 @@ async def test_open_runs_are_found_by_playbook_and_target(store: SqlStore) -> No
 
 
 async def test_a_command_leads_to_its_run(store: SqlStore) -> None:
-    """By the id of the last attempt of a step or of an undo; an earlier attempt's id is no longer current."""
+    """It is found by the id of the last attempt of a step or an undo; an earlier attempt's id is no longer current."""
     tried = step(attempts=(values.attempt("c1", in_part=True), values.attempt("c2", 2)))
     undoing = step(1, undo=undo(UndoStatus.RUNNING, attempts=(values.attempt("u1"), values.attempt("u2", 2))))
     one = run(steps=(tried, undoing))
@@ -489,7 +488,7 @@ async def test_a_command_leads_to_its_run(store: SqlStore) -> None:
 
 
 async def test_alerts_of_a_run_come_in_the_order_of_tying(store: SqlStore) -> None:
-    """Not by time nor by name; what is tied again stays where it was."""
+    """The order is not by time or name; an alert that is tied again keeps its place."""
     records = [heard("z"), heard("a", 3), heard("m", 1)]
     one, lonely = run(), run(target=gpu(1))
 
@@ -504,7 +503,7 @@ async def test_alerts_of_a_run_come_in_the_order_of_tying(store: SqlStore) -> No
 
 
 async def test_the_alerts_of_a_run_are_counted(store: SqlStore) -> None:
-    """With those that were tied a moment ago in the same unit; what is tied twice counts once."""
+    """Alerts just tied in the same unit count; an alert tied twice counts once."""
     one, lonely = run(), run(target=gpu(1))
 
     def work(tx: Tx) -> dict[str, int]:
@@ -519,8 +518,8 @@ async def test_the_alerts_of_a_run_are_counted(store: SqlStore) -> None:
     assert await store.transact(lambda tx: tx.alert_counts([])) == {}
 
 
-async def test_runs_of_an_alert_tell_playbook_target_status_and_decision(store: SqlStore) -> None:
-    """Runs and decisions not to start alike, in the order of tying; a run without a target has an empty key."""
+async def test_runs_of_an_alert_have_playbook_target_status_and_decision(store: SqlStore) -> None:
+    """Runs and decisions not to start, in the order of tying; a run without a target has an empty key."""
     one = run()
     refused = not_started(1, Decision.TARGET_UNKNOWN, target=None)
     refused = replace(refused, target=None, playbook="other")
@@ -539,7 +538,7 @@ async def test_runs_of_an_alert_tell_playbook_target_status_and_decision(store: 
 
 
 async def test_a_decision_of_a_later_release_hides_no_run_of_an_alert(store: SqlStore) -> None:
-    """As when a server of the release before takes over again: the next report of the alert is still taken."""
+    """If a server of the previous release takes over again, the alert's next report is still accepted."""
     refused = not_started(2)
     await keep(store, refused)
 
@@ -555,8 +554,8 @@ async def test_a_decision_of_a_later_release_hides_no_run_of_an_alert(store: Sql
     ]
 
 
-async def test_tying_to_what_is_not_kept_is_refused(store: SqlStore) -> None:
-    """A tie needs its run and its alert."""
+async def test_tying_unknown_records_is_rejected(store: SqlStore) -> None:
+    """A tie needs a stored run and a stored alert."""
     one = run()
     await keep(store, one)
     with pytest.raises(errors.Conflict):
@@ -569,7 +568,7 @@ async def test_tying_to_what_is_not_kept_is_refused(store: SqlStore) -> None:
 
 
 async def test_the_last_end_is_that_of_the_same_playbook_and_target(store: SqlStore) -> None:
-    """The latest end of any run of this playbook on this target, observed ones included."""
+    """This is the latest end of any run of this playbook on this target, observed ones included."""
     observed = closed(7, status=Status.OBSERVED, decision=Decision.OBSERVE_ONLY)
     await keep(store, closed(1), observed, closed(20, gpu(1)), closed(30, playbook="other"))
     facts = await store.transact(lambda tx: tx.guard_facts([COOL, ("cool", "cluster")], {}))
@@ -578,15 +577,15 @@ async def test_the_last_end_is_that_of_the_same_playbook_and_target(store: SqlSt
 
 
 async def test_started_counts_the_playbooks_runs_on_any_target_after_the_moment(store: SqlStore) -> None:
-    """Exclusive of the moment itself; a playbook without a moment is not counted."""
+    """The moment itself is excluded; a playbook without a moment is not counted."""
     await keep(store, closed(0), closed(10), closed(11, gpu(1)), run(12, gpu(2)), closed(13, playbook="other"))
     facts = await store.transact(lambda tx: tx.guard_facts([COOL, ("other", "cluster")], {"cool": at(10)}))
     assert facts[COOL].started == 2
     assert facts["other", "cluster"].started == 0
 
 
-async def test_started_may_count_the_runs_on_the_target_alone(store: SqlStore) -> None:
-    """For the playbooks that are named; a target without runs has none."""
+async def test_started_can_count_only_the_runs_on_the_target(store: SqlStore) -> None:
+    """This applies to the named playbooks; a target without runs has none."""
     await keep(store, closed(0), closed(10), closed(11, gpu(1)), run(12), closed(13, gpu(1), playbook="other"))
     keys = [COOL, ("cool", "gpu:node-1/1"), ("cool", "cluster"), ("other", "cluster")]
     since = {"cool": at(10), "other": at(10)}
@@ -595,7 +594,7 @@ async def test_started_may_count_the_runs_on_the_target_alone(store: SqlStore) -
 
 
 async def test_open_runs_are_counted_by_playbook(store: SqlStore) -> None:
-    """On any target; the count follows as they close."""
+    """They count on any target; the count decreases as they close."""
     one = run(0, gpu(1))
     await keep(store, one, run(1, gpu(2), status=Status.AWAITING_APPROVAL), closed(2), run(3, playbook="other"))
     assert (await store.transact(lambda tx: tx.guard_facts([COOL], {})))[COOL].open_runs == 2
@@ -611,7 +610,7 @@ async def test_guard_facts_ignore_decisions_not_to_start(store: SqlStore) -> Non
 
 
 async def test_nodes_acted_on_are_those_of_started_runs_since_the_moment(store: SqlStore) -> None:
-    """Each node once; not those of other decisions, of older runs, or of targets without a node."""
+    """Each node counts once; other decisions, older runs and targets without a node do not count."""
     await keep(
         store,
         closed(1, gpu(0, "old")),
@@ -630,7 +629,7 @@ async def test_nodes_acted_on_are_those_of_started_runs_since_the_moment(store: 
 
 
 async def test_nodes_at_work_are_those_of_open_runs_that_have_acted(store: SqlStore) -> None:
-    """Their targets, and what they touched; not of runs that wait, have closed, or only owe an undo."""
+    """Targets and touched nodes; not of runs that wait, have closed, or only have a pending undo."""
     working = run(2, gpu(0, "a"), acted_at=at(2))
     job = run(3, Target(TargetKind.JOB, job="llm"), acted_at=at(3))
     over = closed(4, gpu(0, "over"), acted_at=at(4))
@@ -643,8 +642,8 @@ async def test_nodes_at_work_are_those_of_open_runs_that_have_acted(store: SqlSt
     assert await store.transact(lambda tx: tx.nodes_at_work()) == {"b", "c"}
 
 
-async def test_a_parents_check_is_kept_with_its_batch(store: SqlStore) -> None:
-    """Its steps stand before the last ones, whatever the order in which they are read."""
+async def test_a_parents_check_is_stored_with_its_batch(store: SqlStore) -> None:
+    """Its steps come before the final ones, whatever the order in which they are read."""
     group = Target.of_key("nodes:rack=r1")
     states = (step(0, "check"), step(1, "check"), step(0, "on_success"), step(0, "on_failure"))
     parent = run(2, group, steps=states)
@@ -657,7 +656,7 @@ async def test_a_parents_check_is_kept_with_its_batch(store: SqlStore) -> None:
     assert record.run.steps == checked.steps
 
 
-async def test_a_run_that_turns_out_not_started_no_longer_counts_as_acting(store: SqlStore) -> None:
+async def test_a_run_that_ends_as_not_started_no_longer_counts_as_acting(store: SqlStore) -> None:
     """A run that waited for its target until its alert was stale acted on no node."""
     one = run(5)
     await keep(store, one)
@@ -669,8 +668,8 @@ async def test_a_run_that_turns_out_not_started_no_longer_counts_as_acting(store
     assert facts == {COOL: GuardFacts()}
 
 
-async def test_nodes_that_a_run_touches_count_from_when_it_touches_them(store: SqlStore) -> None:
-    """Beside its target's, in the same unit and after it, and after a unit that was rolled back."""
+async def test_nodes_touched_by_a_run_count_from_when_it_touches_them(store: SqlStore) -> None:
+    """They count in addition to its target's, within the unit and after it, and after a rolled back unit."""
     one, other = run(1, Target(TargetKind.JOB, job="llm")), run(2, gpu(0, "own"), acted_at=at(2))
     await keep(store, one, other)
 
@@ -694,8 +693,8 @@ async def test_nodes_that_a_run_touches_count_from_when_it_touches_them(store: S
     assert [entry.touched for entry in newest_first] == [("own",), ("a", "b", "c")]
 
 
-async def test_gaps_in_the_time_are_kept_in_their_order_until_they_are_old(store: SqlStore) -> None:
-    """In the unit that adds them, and after it."""
+async def test_time_gaps_are_kept_in_order_until_they_are_old(store: SqlStore) -> None:
+    """They are visible in the unit that adds them, and after it."""
     long_ago = TimeGap(at(-1000), timedelta(days=100, microseconds=1), is_downtime=True)
     lately, early = TimeGap(at(90), timedelta(hours=2), False), TimeGap(at(60), timedelta(minutes=2), True)
 
@@ -710,8 +709,8 @@ async def test_gaps_in_the_time_are_kept_in_their_order_until_they_are_old(store
     assert await store.transact(lambda tx: tx.time_gaps()) == [lately, early]
 
 
-async def test_what_became_of_jobs_is_remembered_until_it_is_forgotten(store: SqlStore) -> None:
-    """The last record of each, also within one unit."""
+async def test_the_outcome_of_jobs_is_remembered_until_it_is_deleted(store: SqlStore) -> None:
+    """The last record of each job counts, also within one unit."""
     first = JobLife("llm-1", LifeState.PRESENT, at(1), "an instance")
     gone = replace(first, state=LifeState.GONE, since=at(2), reason="Grund: ünklar", failures=3, numbers={"a": 7})
     other = JobLife("llm-2", LifeState.ENDED, at(3))
@@ -727,8 +726,8 @@ async def test_what_became_of_jobs_is_remembered_until_it_is_forgotten(store: Sq
     assert await store.transact(lambda tx: tx.job_lives()) == [gone]
 
 
-async def test_alerts_of_the_future_are_brought_back(store: SqlStore) -> None:
-    """Those that fire, in the same unit too; others keep what they have."""
+async def test_alerts_from_the_future_are_set_back(store: SqlStore) -> None:
+    """This applies to firing alerts, also in the same unit; others keep their times."""
     ahead, earlier = heard("ahead", last_heard_at=at(500)), heard("earlier", last_heard_at=at(5))
     resolved = heard("resolved", last_heard_at=at(500), resolved_at=at(500), resolved_because="alertmanager")
 
@@ -743,7 +742,7 @@ async def test_alerts_of_the_future_are_brought_back(store: SqlStore) -> None:
 
 
 async def test_nodes_are_remembered(store: SqlStore) -> None:
-    """Each name once, however often it is noted."""
+    """Each name is stored once, however often it is noted."""
     await store.transact(lambda tx: tx.remember_nodes(["a", "b"], at(0)))
     assert await store.transact(lambda tx: tx.known_nodes()) == {"a", "b"}
     await store.transact(lambda tx: tx.remember_nodes(["b", "c"], at(1)))
@@ -753,8 +752,8 @@ async def test_nodes_are_remembered(store: SqlStore) -> None:
 # --- orders, events, controls, playbooks ------------------------------------------------------------
 
 
-async def test_orders_of_a_run_come_in_the_order_of_giving(store: SqlStore) -> None:
-    """With everything that was said; runs without any are left out."""
+async def test_operator_commands_of_a_run_come_in_the_order_of_issue(store: SqlStore) -> None:
+    """Each has all its details; runs without any are omitted."""
     one, other = run(), run(target=gpu(1))
     await keep(store, one, other)
     orders = [
@@ -770,8 +769,8 @@ async def test_orders_of_a_run_come_in_the_order_of_giving(store: SqlStore) -> N
 
 @any_values
 @given(event=values.any_event)
-async def test_any_event_comes_back_as_it_was(store: SqlStore, event: Event) -> None:
-    """With the number that the store gave it."""
+async def test_any_event_is_read_as_it_was_written(store: SqlStore, event: Event) -> None:
+    """It has the number that the store assigned."""
     last = await store.last_seq()
     await store.transact(lambda tx: tx.append([event]))
     [kept] = await store.events_after(last, 10)
@@ -780,15 +779,15 @@ async def test_any_event_comes_back_as_it_was(store: SqlStore, event: Event) -> 
 
 
 async def test_controls_outlive_the_unit(store: SqlStore) -> None:
-    """They start as their defaults and are replaced as a whole."""
+    """They start with their defaults and are replaced as a whole."""
     assert await store.transact(lambda tx: tx.controls()) == Controls()
     wanted = Controls(True, "kim", at(1), True, at(2), "too many nodes", at(3), breaker_closed_at=at(4))
     await store.transact(lambda tx: tx.save_controls(wanted))
     assert await store.transact(lambda tx: tx.controls()) == wanted
 
 
-async def test_a_playbooks_text_is_kept_by_version(store: SqlStore) -> None:
-    """Once kept, a version's text stays what it was."""
+async def test_a_playbooks_text_is_stored_by_version(store: SqlStore) -> None:
+    """Once stored, a version's text never changes."""
     await store.transact(lambda tx: tx.keep_playbook("cool", "v1", "one", at(0)))
     await store.transact(lambda tx: tx.keep_playbook("cool", "v1", "other", at(1)))
     await store.transact(lambda tx: tx.keep_playbook("cool", "v2", "two", at(1)))
@@ -800,8 +799,8 @@ async def test_a_playbooks_text_is_kept_by_version(store: SqlStore) -> None:
 # --- pruning ----------------------------------------------------------------------------------------
 
 
-async def test_prune_deletes_what_is_old_and_finished_and_nothing_else(store: SqlStore) -> None:
-    """Open runs and owed undos stay with their alerts and events, however old; so does what is recent."""
+async def test_prune_deletes_only_what_is_old_and_finished(store: SqlStore) -> None:
+    """Open runs and pending undos keep their alerts and events, however old; recent runs stay too."""
     records = {name: heard(name) for name in ("old", "open", "owing", "recent", "untied", "heard")}
     records["recent"] = heard("recent", 100)
     records["heard"] = heard("heard", 0, last_heard_at=at(100))
@@ -842,8 +841,8 @@ async def test_prune_deletes_what_is_old_and_finished_and_nothing_else(store: Sq
     assert await store.record(runs["old"].id) is None
 
 
-async def test_prune_takes_any_number_and_others_are_served_meanwhile(store: SqlStore) -> None:
-    """A large backlog goes in batches; numbers of events are not used again afterwards."""
+async def test_prune_handles_any_number_while_other_calls_are_served(store: SqlStore) -> None:
+    """A large backlog is deleted in batches; event numbers are not reused afterwards."""
     await keep(store, *(closed(number / 1000, gpu(number)) for number in range(1000)))
     await store.transact(lambda tx: tx.append([event(minute=1) for _ in range(500)]))
     last = await store.last_seq()
@@ -857,8 +856,8 @@ async def test_prune_takes_any_number_and_others_are_served_meanwhile(store: Sql
     assert [(one.kind, one.seq) for one in kept] == [("meanwhile", last + 1), ("later", last + 2)]
 
 
-async def test_a_run_is_remembered_by_what_it_changed(store: SqlStore) -> None:
-    """By target and window; the memory that a run was given is stored with it."""
+async def test_a_run_is_found_in_memory_by_what_it_changed(store: SqlStore) -> None:
+    """It is found by target and time window; the memory that a run was given is stored with it."""
     first = run(acted_at=at(1), status=Status.FAILED, ended_at=at(2), message="no")
     others = [
         run(created_at=at(3), status=Status.SUCCEEDED),
@@ -880,8 +879,8 @@ async def test_a_run_is_remembered_by_what_it_changed(store: SqlStore) -> None:
     assert (await store.transact(lambda tx: tx.run(later.id))) == later
 
 
-async def test_a_refusal_that_runs_steps_is_known_within_its_time(store: SqlStore) -> None:
-    """Plain refusals are not, nor those of other playbooks."""
+async def test_a_refusal_that_runs_steps_is_found_within_its_time(store: SqlStore) -> None:
+    """Plain refusals and those of other playbooks are not."""
     refusal: dict[str, Any] = {"status": Status.NOT_STARTED, "decision": Decision.RATE_LIMITED}
     told = run(1, steps=(step(phase="on_limited"),), **refusal)
     plain = run(2, target=gpu(1), steps=(), **refusal)
@@ -893,8 +892,8 @@ async def test_a_refusal_that_runs_steps_is_known_within_its_time(store: SqlStor
     assert (await store.transact(lambda tx: tx.run(told.id))) == told
 
 
-async def test_the_runs_of_an_alert_say_when_they_ended_and_why_they_began(store: SqlStore) -> None:
-    """So that further runs on it become due; those of people are no further ones."""
+async def test_the_runs_of_an_alert_have_their_end_and_reason_for_starting(store: SqlStore) -> None:
+    """From this, further runs become due; runs that users started are not further runs."""
     first = run(1, status=Status.FAILED, ended_at=at(2))
     again = run(3, status=Status.SUCCEEDED, ended_at=at(4), repeats=first.id)
     by_hand = run(5, repeats=first.id, started_by="ann")

@@ -22,8 +22,8 @@ async def found(store: SqlStore, *actions: str) -> set[str]:
     return await store.transact(work)
 
 
-async def test_runs_in_effect_are_open_owe_an_undo_or_have_an_alert_that_fires(store: SqlStore) -> None:
-    """One that is closed, owes nothing, and whose alerts have resolved, is not among them."""
+async def test_runs_in_effect_are_open_have_a_pending_undo_or_a_firing_alert(store: SqlStore) -> None:
+    """A closed run without a pending undo whose alerts have resolved is not among them."""
     kept = {
         "open": (run(0, gpu(1), steps=(BEGUN,)), heard("a", resolved_at=at(1))),
         "owing": (
@@ -44,8 +44,8 @@ async def test_runs_in_effect_are_open_owe_an_undo_or_have_an_alert_that_fires(s
     assert await found(store) == {"open", "owing", "firing"}
 
 
-async def test_runs_in_effect_have_begun_a_step_of_such_an_action(store: SqlStore) -> None:
-    """Steps of other actions do not count, nor those that have not been tried."""
+async def test_runs_in_effect_have_started_a_step_of_such_an_action(store: SqlStore) -> None:
+    """Steps of other actions and untried steps do not count."""
     undone = step(1, attempts=(attempt("c3"),), undo=undo(UndoStatus.DONE))
     runs = [
         _named(run(0, gpu(1), steps=(step(),)), "pending"),
@@ -57,8 +57,8 @@ async def test_runs_in_effect_have_begun_a_step_of_such_an_action(store: SqlStor
     assert await found(store, "disk.clean", CAP) == {"another", "second"}
 
 
-async def test_runs_in_effect_sees_what_its_own_unit_wrote(store: SqlStore) -> None:
-    """Of runs, of alerts and of their tying."""
+async def test_runs_in_effect_sees_its_own_units_writes(store: SqlStore) -> None:
+    """These are writes of runs, alerts and ties."""
 
     def work(tx: Tx) -> tuple[int, int]:
         one, two = closed(0, gpu(1), steps=(BEGUN,)), run(1, gpu(2), steps=(BEGUN,))
@@ -72,7 +72,7 @@ async def test_runs_in_effect_sees_what_its_own_unit_wrote(store: SqlStore) -> N
 
 
 async def test_events_of_a_run_are_found_by_their_kind(store: SqlStore) -> None:
-    """In order; also those that the unit itself has just written, and none of another run."""
+    """In order and with those that the unit itself has just written, but without those of other runs."""
     one, other = run(0, gpu(1)), run(1, gpu(2))
 
     def work(tx: Tx) -> list[object]:

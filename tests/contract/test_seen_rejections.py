@@ -39,7 +39,7 @@ async def keep(store: SqlStore, one: Run, *orders: OrderKind) -> None:
 async def test_a_change_is_kept_only_with_the_rejections_it_was_planned_with(
     store: SqlStore, orders: list[OrderKind], seen: Seen, is_kept: bool
 ) -> None:
-    """Otherwise the run would end as something else than what its operator was answered."""
+    """Otherwise the run would end differently from what its operator was told."""
     one = run()
     await keep(store, one, *orders)
     recorder = Recorder(store, telemetry.Metrics())
@@ -51,7 +51,7 @@ async def test_a_change_is_kept_only_with_the_rejections_it_was_planned_with(
     await recorder.stop()
 
 
-async def test_of_several_changes_at_once_only_the_outdated_one_is_dropped(store: SqlStore) -> None:
+async def test_only_the_outdated_one_of_several_changes_is_dropped(store: SqlStore) -> None:
     """They share one transaction."""
     ended = run()
     await keep(store, ended, OrderKind.REJECT)

@@ -9,8 +9,8 @@ from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.ports.chat import ShownQuestion
 
 
-async def test_a_question_has_one_message_which_goes_with_the_run(store: SqlStore) -> None:
-    """What is kept of it is replaced, and deleting an old run takes it along."""
+async def test_a_question_has_one_message_that_is_deleted_with_the_run(store: SqlStore) -> None:
+    """Its record is replaced, and deleting an old run deletes it."""
     old, young = closed(1), closed(100)
     for each in (old, young):
         await store.transact(lambda tx, each=each: tx.add_runs([each]))  # type: ignore[misc]

@@ -69,8 +69,8 @@ def waiting(question: str) -> tuple[dict[str, object], str]:
         "half \ud800 of a pair" * 500,
     ],
 )
-async def test_a_message_within_the_bounds_is_taken_found_and_edited(app: App, question: str) -> None:
-    """Whatever is long in it."""
+async def test_a_message_within_the_limits_is_accepted_found_and_edited(app: App, question: str) -> None:
+    """Any of its parts may be long."""
     document, run_id = waiting(question)
     posted = await app.api.call("chat.postMessage", {**document, "channel": app.channel})
     history = await app.api.call(
@@ -92,17 +92,17 @@ async def test_a_message_within_the_bounds_is_taken_found_and_edited(app: App, q
         ("views.open", {"trigger_id": "1.1.a", "view": {}}, None),
     ],
 )  # fmt: skip
-async def test_what_is_wrong_is_refused_by_its_name(
+async def test_an_invalid_call_is_refused_with_its_error_code(
     app: App, method: str, document: dict[str, object], code: str | None
 ) -> None:
-    """And is about that call alone."""
+    """The error concerns only that call."""
     with pytest.raises(ChatRefused) as caught:
         await app.api.call(method, {"channel": app.channel, **document})
     assert code in (None, caught.value.code)
 
 
-async def test_a_wrong_token_holds_everything_up(app: App) -> None:
-    """People mend that; it is not in the error."""
+async def test_a_wrong_token_stops_all_calls(app: App) -> None:
+    """Users fix the token, which does not appear in the error."""
     api = SlackApi(app.url, "xoxb-wrong", "xapp-wrong")
     for call in (api.call("chat.postMessage", {"channel": app.channel, "text": "x"}), api.open_socket()):
         with pytest.raises(TemporaryFailure, match="invalid_auth") as caught:
@@ -111,8 +111,8 @@ async def test_a_wrong_token_holds_everything_up(app: App) -> None:
     await api.close()
 
 
-async def test_the_socket_opens_by_the_app_token(app: App) -> None:
-    """And says so."""
+async def test_the_socket_opens_with_the_app_token(app: App) -> None:
+    """It reports the connection."""
     connected = asyncio.Event()
 
     async def handle(_: object) -> None: ...
@@ -124,8 +124,8 @@ async def test_the_socket_opens_by_the_app_token(app: App) -> None:
     await asyncio.wait([running])
 
 
-async def test_what_is_called_too_often_is_called_again() -> None:
-    """After the time that Slack asks for."""
+async def test_rate_limited_calls_are_repeated() -> None:
+    """They are repeated after the time that Slack requests."""
     with stand_in.slack() as slack:
         api = SlackApi(slack.url, stand_in.BOT, stand_in.APP)
         slack.away = "limited"

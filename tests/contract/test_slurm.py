@@ -103,7 +103,7 @@ def excluded(job: SlurmJob) -> set[str]:
     return set(host_lists.expand(",".join(job.excluded_nodes)))
 
 
-async def test_the_release_and_its_abilities_are_known(slurm: Slurm, cluster: SlurmCluster) -> None:
+async def test_the_release_and_its_capabilities_are_known(slurm: Slurm, cluster: SlurmCluster) -> None:
     """Requeue over REST works from 26.05, and reboots only through an agent."""
     release = await slurm.release()
     assert release.version == cluster.run("scontrol", "--version").split()[-1]
@@ -152,7 +152,7 @@ async def test_the_topology_has_nodes_jobs_and_gpus(slurm: Slurm, cluster: Slurm
     assert changed.names is found.names
 
 
-async def test_a_topology_that_slurm_no_longer_answers_stays_and_says_so(
+async def test_a_topology_that_slurm_no_longer_provides_stays_and_reports_it(
     slurm: Slurm, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failed reading never means that the cluster is empty. The data are outdated before the reading fails."""
@@ -188,7 +188,7 @@ async def test_a_topology_that_slurm_no_longer_answers_stays_and_says_so(
     assert watch.topology().answers
 
 
-async def test_a_unix_socket_is_a_way_in(cluster: SlurmCluster) -> None:
+async def test_slurmrestd_is_reachable_by_a_unix_socket(cluster: SlurmCluster) -> None:
     client = SlurmRest(cluster.socket_url, "root", cluster.token_file)
     assert [node.name for node in await client.nodes()] == list(slurm_cluster.NODES)
     await client.close()
@@ -208,7 +208,7 @@ async def test_a_drain_has_its_reason_until_it_ends(slurm: Slurm) -> None:
 
 
 async def test_a_drained_node_is_out_of_service(slurm: Slurm) -> None:
-    """Others may have drained it. Slurm may also report that it has not responded yet."""
+    """Another user may have drained it. Slurm may also report that it has not responded yet."""
     assert "DRAIN" not in (await slurm.node("n1")).why_unavailable
     await slurm.drain("n1", REASON)
     assert "DRAIN" in {node.name: node.why_unavailable for node in await slurm.nodes()}["n1"].split("+")
@@ -227,7 +227,7 @@ async def test_a_drain_with_an_end_is_renewed_by_another_drain(slurm: Slurm) -> 
 
 
 async def test_the_end_of_a_drain_can_be_removed(slurm: Slurm) -> None:
-    """A drain without an end leaves it."""
+    """A second drain without an end removes it."""
     await slurm.drain("n1", REASON, timedelta(minutes=10))
     await slurm.drain("n1", REASON)
     assert (await slurm.node("n1")).resume_after is not None
@@ -236,8 +236,8 @@ async def test_the_end_of_a_drain_can_be_removed(slurm: Slurm) -> None:
     assert (node.is_drained, node.resume_after) == (True, None)
 
 
-async def test_a_reservation_keeps_the_jobs_of_others_away(slurm: Slurm, cluster: SlurmCluster) -> None:
-    """A second one of the same name is refused, and changes nothing. One that has ended is missing."""
+async def test_a_reservation_keeps_other_users_jobs_away(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """A second one with the same name is refused, and changes nothing. One that has ended is missing."""
     if not (await slurm.release()).can_reserve:
         with pytest.raises(ClusterRefused, match=r"needs Slurm 25\.05"):
             await slurm.reserve("trainmedic-1", "n1", ["daemon"], timedelta(hours=1))
@@ -285,7 +285,7 @@ async def test_nodes_are_listed_with_their_names_and_changes(slurm: Slurm) -> No
 
 @pytest.mark.parametrize("change", [lambda slurm: slurm.drain("n9", REASON), lambda slurm: slurm.undrain("n9")])
 async def test_a_node_that_does_not_exist_is_missing(slurm: Slurm, change: Callable[[Slurm], Awaitable[None]]) -> None:
-    """slurmrestd answers 200 to the question for such a node."""
+    """slurmrestd answers 200 to a query for such a node."""
     with pytest.raises(ObjectMissing):
         await slurm.node("n9")
     with pytest.raises(ObjectMissing):
@@ -306,7 +306,7 @@ async def test_a_node_that_does_not_exist_is_missing(slurm: Slurm, change: Calla
     ids=["read", "hold", "signal", "cancel", "update", "empty update", "task"],
 )
 async def test_a_job_that_does_not_exist_is_missing(slurm: Slurm, change: Callable[[Slurm], Awaitable[None]]) -> None:
-    """Also where slurmrestd answers 200."""
+    """This includes cases in which slurmrestd answers 200."""
     with pytest.raises(ObjectMissing):
         await change(slurm)
 
@@ -330,7 +330,7 @@ async def test_a_running_job_that_is_held_continues(slurm: Slurm, cluster: Slurm
 
 @pytest.mark.parametrize(("script", "with_batch"), [(TASK_RUNS, True), (f'srun sh -c "{TASK_RUNS}"', False)])
 async def test_a_signal_reaches_the_job(slurm: Slurm, cluster: SlurmCluster, script: str, with_batch: bool) -> None:
-    """Its steps, and its batch script only if asked: the signal would end a shell that does not trap it."""
+    """It reaches the steps, and the batch script only on request: a shell that does not trap the signal would end."""
     for name in ("ready", "caught"):
         (cluster.work / name).unlink(missing_ok=True)
     job = await running(slurm, cluster, script=script)
@@ -344,7 +344,7 @@ async def test_a_signal_reaches_the_job(slurm: Slurm, cluster: SlurmCluster, scr
     assert "RUNNING" in (await slurm.job(job.job_id)).states
 
 
-async def test_an_array_is_refused_and_its_tasks_are_jobs(slurm: Slurm, cluster: SlurmCluster) -> None:
+async def test_arrays_are_rejected_and_their_tasks_are_jobs(slurm: Slurm, cluster: SlurmCluster) -> None:
     """Reading one task back would prove nothing about the others."""
     array = cluster.submit(TASK_RUNS, "--array=0-1")
     await until(lambda: _has_state(slurm, f"{array}_0", "RUNNING"), "the first task runs")
@@ -384,7 +384,7 @@ async def test_one_task_of_an_array_is_changed_and_no_other(slurm: Slurm, cluste
 
 
 async def test_an_empty_update_changes_nothing(slurm: Slurm, cluster: SlurmCluster) -> None:
-    """It only proves that the job is there."""
+    """It only proves that the job exists."""
     job_id = cluster.submit(TASK_RUNS, "--hold", "--time=30")
     before = await slurm.job(job_id)
     await slurm.update(job_id, JobChange())
@@ -436,7 +436,7 @@ async def test_the_leader_stands_for_a_heterogeneous_job(slurm: Slurm, cluster: 
 
 
 async def test_a_job_is_cancelled_once(slurm: Slurm, cluster: SlurmCluster) -> None:
-    """A job that has ended is fine."""
+    """A job that has already ended is not an error."""
     job = await running(slurm, cluster)
     await slurm.cancel(job.job_id)
     await until(lambda: _has_state(slurm, job.job_id, "CANCELLED"), "it is cancelled")
@@ -445,7 +445,7 @@ async def test_a_job_is_cancelled_once(slurm: Slurm, cluster: SlurmCluster) -> N
 
 
 async def test_a_requeue_ends_the_job_and_queues_it_again(slurm: Slurm, cluster: SlurmCluster) -> None:
-    """With `hold` it waits. A release that cannot do it over REST refuses, and the job runs on."""
+    """With `hold` the job waits. A release without requeue over REST refuses, and the job continues."""
     job = await running(slurm, cluster, "--requeue")
     if not (await slurm.release()).can_requeue:
         with pytest.raises(ClusterRefused, match=r"needs Slurm 26\.05"):
@@ -479,7 +479,7 @@ async def test_nodes_are_excluded_only_while_the_job_waits(slurm: Slurm, cluster
 
 
 async def test_priority_and_time_limit_are_changed(slurm: Slurm, cluster: SlurmCluster) -> None:
-    """What is not named stays."""
+    """Fields that are not named stay."""
     job = await running(slurm, cluster, "--time=30")
     assert job.time_limit == timedelta(minutes=30)
     await slurm.update(job.job_id, JobChange(priority=4711, time_limit=timedelta(hours=2)))
@@ -491,7 +491,7 @@ async def test_priority_and_time_limit_are_changed(slurm: Slurm, cluster: SlurmC
 
 
 async def test_the_admin_comment_is_replaced_in_every_state(slurm: Slurm, cluster: SlurmCluster) -> None:
-    """Of a waiting job and of a running one. An empty text removes it."""
+    """The job may be waiting or running. An empty text removes the comment."""
     job_id = cluster.submit(TASK_RUNS, "--hold")
     await slurm.set_admin_comment(job_id, "trainmedic:one")
     assert (await slurm.job(job_id)).admin_comment == "trainmedic:one"
@@ -502,7 +502,7 @@ async def test_the_admin_comment_is_replaced_in_every_state(slurm: Slurm, cluste
 
 
 async def test_an_expired_token_is_refused_until_the_file_has_a_new_one(rest: SlurmRest, cluster: SlurmCluster) -> None:
-    """Nothing is changed, and the refusal may pass."""
+    """Nothing is changed, and the refusal counts as temporary."""
     slurm = rest
     cluster.renew_token(lifespan=1)
     await asyncio.sleep(3)
@@ -516,10 +516,10 @@ async def test_an_expired_token_is_refused_until_the_file_has_a_new_one(rest: Sl
     assert not (await slurm.node("n1")).is_drained
 
 
-async def test_a_frozen_program_leaves_the_outcome_of_a_change_open(
+async def test_a_frozen_program_leaves_the_outcome_of_a_change_unknown(
     slurm: Slurm, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been made; a question changes nothing. An agent asks for a node's name before it changes a node."""
+    """It may have been made; a query changes nothing. An agent queries a node's name before it changes a node."""
     job_id = cluster.submit(TASK_RUNS, "--hold")
     await slurm.node("n1")
     monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=2))
@@ -543,8 +543,8 @@ async def test_a_frozen_program_leaves_the_outcome_of_a_change_open(
     await until(lambda: _answers(slurm), "Slurm answers again")
 
 
-async def test_without_a_controller_nothing_is_known_and_nothing_done(slurm: Slurm, cluster: SlurmCluster) -> None:
-    """An unreachable slurmctld is not an empty cluster. After its restart all goes on."""
+async def test_nothing_is_known_or_done_without_a_controller(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """An unreachable slurmctld is not an empty cluster. After its restart everything continues."""
     cluster.programs["slurmctld"].end()
     try:
         asked = (slurm.node("n1"), slurm.nodes(), slurm.jobs(), slurm.release(), slurm.drain("n1", REASON))
@@ -557,8 +557,8 @@ async def test_without_a_controller_nothing_is_known_and_nothing_done(slurm: Slu
     assert not (await slurm.node("n1")).is_drained
 
 
-async def test_no_server_is_unavailable(cluster: SlurmCluster) -> None:
-    """Of a change that did not reach it nothing was done."""
+async def test_a_missing_server_is_unavailable(cluster: SlurmCluster) -> None:
+    """A change that did not reach it had no effect."""
     client = SlurmRest("http://127.0.0.1:1", "root", cluster.token_file)
     with pytest.raises(ClusterUnavailable) as caught:
         await client.drain("n1", REASON)
@@ -567,7 +567,7 @@ async def test_no_server_is_unavailable(cluster: SlurmCluster) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "slurm:6820", "ftp://slurm:6820", "unix://"])
-def test_a_url_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(ConfigurationError, match="URL of slurmrestd"):
         SlurmRest(url)
 
@@ -599,7 +599,7 @@ async def test_a_user_without_rights_is_refused(
 async def test_an_agent_does_what_its_policy_allows(
     cluster: SlurmCluster, own_redis: type[RedisServer], tmp_path: Path
 ) -> None:
-    """A drain brings its end with it, so that an undo works."""
+    """A drain includes its end, so that an undo works."""
     redis = own_redis(tmp_path)
     redis.start()
     job_id = cluster.submit(TASK_RUNS, "--hold")
@@ -617,7 +617,7 @@ async def test_an_agent_does_what_its_policy_allows(
     cluster.run("scancel", job_id)
 
 
-async def test_an_agent_changes_no_nodes_by_the_name_of_a_set(login: SlurmLogin, cluster: SlurmCluster) -> None:
+async def test_an_agent_does_not_change_nodes_by_the_name_of_a_set(login: SlurmLogin, cluster: SlurmCluster) -> None:
     """Slurm would drain all of the set's nodes."""
     async with by_agent(login.url) as slurm:
         for change in (
@@ -631,8 +631,8 @@ async def test_an_agent_changes_no_nodes_by_the_name_of_a_set(login: SlurmLogin,
         assert not await slurm.reservations()
 
 
-async def test_readings_leave_no_trace_in_the_agents_journal(login: SlurmLogin) -> None:
-    """Every few seconds one comes. An unchanged list is not sent again."""
+async def test_readings_are_not_recorded_in_the_agents_journal(login: SlurmLogin) -> None:
+    """One comes every few seconds. An unchanged list is not sent again."""
 
     def entries() -> int:
         with contextlib.closing(sqlite3.connect(f"file:{login.state / 'agent.db'}?mode=ro", uri=True)) as journal:
@@ -653,8 +653,8 @@ async def test_readings_leave_no_trace_in_the_agents_journal(login: SlurmLogin) 
         await slurm.undrain("n1")
 
 
-async def test_no_agent_is_unavailable(own_redis: type[RedisServer], tmp_path: Path) -> None:
-    """Nothing is known, and of a question nothing was done."""
+async def test_a_missing_agent_is_unavailable(own_redis: type[RedisServer], tmp_path: Path) -> None:
+    """Nothing is known, and a query had no effect."""
     redis = own_redis(tmp_path)
     redis.start()
     async with by_agent(redis.url) as slurm:

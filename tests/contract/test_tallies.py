@@ -26,8 +26,8 @@ async def add(store: SqlStore, *runs: Run) -> None:
     await store.transact(lambda tx: tx.add_runs(runs))
 
 
-async def test_runs_are_counted_by_playbook_and_status_in_a_time(store: SqlStore) -> None:
-    """Decisions not to start included; `since` inclusive and `until` exclusive."""
+async def test_runs_are_counted_by_playbook_and_status_in_a_period(store: SqlStore) -> None:
+    """Decisions not to start are included; `since` is inclusive and `until` exclusive."""
     before, after = closed(0, gpu(7)), closed(60, gpu(8))
     await add(store, before, run(5), closed(1), closed(2), not_started(3), closed(4, playbook="rollback"), after)
     tallies = await store.tally(at(1), at(60))
@@ -39,8 +39,8 @@ async def test_runs_are_counted_by_playbook_and_status_in_a_time(store: SqlStore
     assert await store.tally(at(100), at(200)) == {}
 
 
-async def test_what_became_of_runs_is_counted(store: SqlStore) -> None:
-    """Each once, however many of its steps timed out or how often it was ordered to be undone."""
+async def test_outcomes_of_runs_are_counted(store: SqlStore) -> None:
+    """Each run counts once, however many of its steps timed out or how often its undo was ordered."""
     late = tuple(values.step(index, status=StepStatus.TIMED_OUT) for index in range(2))
     asked = values.step(kind="approve", action=None, status=StepStatus.SUCCEEDED, started_at=at(1), ended_at=at(4))
     slow = closed(1, gpu(1), ended_at=at(3), steps=late)
@@ -63,7 +63,7 @@ async def test_what_became_of_runs_is_counted(store: SqlStore) -> None:
 
 
 async def test_a_run_within_an_hour_of_the_last_on_its_target_is_repeated(store: SqlStore) -> None:
-    """Of the same playbook, counted from when that one ended; the first of them may be before the time in question."""
+    """The hour counts from the end of the playbook's last run, which may lie before the period in question."""
     first, soon = closed(0, ended_at=at(10)), closed(69, ended_at=at(70))
     later, elsewhere = closed(131, ended_at=at(132)), closed(69, gpu(9), ended_at=at(70))
     other = closed(72, playbook="rollback", ended_at=at(73))
@@ -72,8 +72,8 @@ async def test_a_run_within_an_hour_of_the_last_on_its_target_is_repeated(store:
     assert {name: tally.repeated for name, tally in tallies.items()} == {"cool": 1, "rollback": 0}
 
 
-async def test_whole_days_are_added_up_to_what_counting_their_runs_gives(store: SqlStore) -> None:
-    """Whatever has become of them since they were counted first, and in however many transactions."""
+async def test_whole_days_add_up_to_the_count_of_their_runs(store: SqlStore) -> None:
+    """This holds however runs changed since they were first counted, and for any number of transactions."""
     late = values.step(status=StepStatus.TIMED_OUT)
     asked = values.step(1, kind="approve", action=None, status=StepStatus.REJECTED, started_at=at(1), ended_at=at(4.4))
     asked = replace(asked, deadline=at(5))
@@ -102,8 +102,8 @@ async def test_whole_days_are_added_up_to_what_counting_their_runs_gives(store: 
     assert by_day["rollback"].effects == {EffectVerdict.WORSE: 1}
 
 
-async def test_a_run_that_was_barred_after_it_waited_counts_for_nothing_but_that(store: SqlStore) -> None:
-    """Neither as repeated nor for what a person answered before it was barred, counted by days or by runs."""
+async def test_a_run_barred_after_waiting_counts_only_as_barred(store: SqlStore) -> None:
+    """Neither as repeated nor for an approval before it was barred, counted by days or by runs."""
     asked = values.step(kind="approve", action=None, status=StepStatus.SUCCEEDED, started_at=at(21), ended_at=at(24))
     late = values.step(1, status=StepStatus.TIMED_OUT)
     await add(store, closed(0, ended_at=at(10)))
@@ -117,8 +117,8 @@ async def test_a_run_that_was_barred_after_it_waited_counts_for_nothing_but_that
     assert (by_day["cool"].repeated, by_day["cool"].timed_out, by_day["cool"].person_seconds) == (0, 0, {})
 
 
-async def test_a_run_is_repeated_also_where_the_one_before_ends_in_its_transaction(store: SqlStore) -> None:
-    """What is pending is sent before the ends are looked up, and nothing that is counted is lost by that."""
+async def test_a_run_is_repeated_even_if_the_one_before_ends_in_its_transaction(store: SqlStore) -> None:
+    """Pending writes are sent before the ends are looked up, and no count is lost."""
     first = run(0)
     await add(store, first)
     ended = replace(first, status=Status.SUCCEEDED, ended_at=at(10))
@@ -132,7 +132,7 @@ async def test_a_run_is_repeated_also_where_the_one_before_ends_in_its_transacti
 
 
 async def test_a_run_that_ends_after_its_day_was_deleted_leaves_no_negative_count(store: SqlStore) -> None:
-    """It was open for longer than what is closed is kept, and is counted as what it has become."""
+    """It was open for longer than closed runs are kept, and counts with its final status."""
     waiting = run(0)
     await add(store, waiting)
     await store.prune(_BEGIN + timedelta(days=1))
@@ -153,7 +153,7 @@ def _count_none(connection: sa.Connection) -> None:
 
 
 def test_tallies_add_up() -> None:
-    """Days make a month."""
+    """Days add up to a month."""
     total, day = PlaybookTally(), PlaybookTally(timed_out=1, repair_seconds=Counter([1.0]))
     day.statuses[Status.FAILED] = 2
     for _ in range(3):

@@ -90,10 +90,10 @@ def answers(gpus: TimeLimitedGpus, uuid: str) -> bool:
         return False
 
 
-def test_a_card_that_hangs_is_told_as_stuck_and_the_others_answer(
+def test_a_hanging_card_is_reported_as_stuck_and_the_others_answer(
     driver: Driver, gpus: TimeLimitedGpus, calls: Hasty
 ) -> None:
-    """What is wrong, for how long, and what to do; on the other card limits are set and read."""
+    """The error says what is wrong, for how long, and what to do; the other card's limits work."""
     hang(driver, gpus, calls)
     with pytest.raises(GpuStuck, match=f"{FIRST} is stuck: a driver call has not returned for .*dmesg"):
         gpus.set_power_limit(FIRST, 400_000)
@@ -102,8 +102,8 @@ def test_a_card_that_hangs_is_told_as_stuck_and_the_others_answer(
     assert driver.sets(0) == []
 
 
-def test_everybody_after_the_first_is_told_at_once(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
-    """However many ask, the card costs no more threads."""
+def test_every_caller_after_the_first_is_answered_at_once(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
+    """However many call, the card costs no more threads."""
     hang(driver, gpus, calls)
     before = threads()
     for _ in range(100):
@@ -113,8 +113,8 @@ def test_everybody_after_the_first_is_told_at_once(driver: Driver, gpus: TimeLim
     assert calls.stuck() == {FIRST}
 
 
-def test_a_card_whose_call_comes_back_is_as_any_other(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
-    """Nothing has to be started again."""
+def test_a_card_whose_call_returns_works_again(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
+    """No restart is needed."""
     hang(driver, gpus, calls)
     driver.heal()
     eventually(lambda: answers(gpus, FIRST), 60, "the card")
@@ -122,7 +122,7 @@ def test_a_card_whose_call_comes_back_is_as_any_other(driver: Driver, gpus: Time
     assert threads() <= 3
 
 
-def test_many_who_ask_at_once_cost_few_threads(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
+def test_many_simultaneous_callers_cost_few_threads(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
     """None of them knows yet that the card hangs; those beyond the limit are refused."""
     gpus.inventory()
     driver.fail(POWER, gpu=0, hang=True)
@@ -144,10 +144,10 @@ def test_many_who_ask_at_once_cost_few_threads(driver: Driver, gpus: TimeLimited
     assert threads() <= time_limited_gpus._MOST_CALLS + time_limited_gpus._KEPT_IDLE
 
 
-def test_a_card_that_hangs_when_the_driver_is_opened_keeps_no_other_from_it(
+def test_a_card_that_hangs_while_the_driver_is_opened_does_not_block_others(
     driver: Driver, gpus: TimeLimitedGpus, calls: Hasty
 ) -> None:
-    """An agent that is started again because of it serves the rest; the card is told among the problems."""
+    """An agent restarted because of it serves the rest; the card is reported among the problems."""
     driver.fail(HANDLE, gpu=0, hang=True)
     calls.keys.add("GPU 0")
     inventory = gpus.inventory()
@@ -157,7 +157,7 @@ def test_a_card_that_hangs_when_the_driver_is_opened_keeps_no_other_from_it(
     gpus.set_power_limit(SECOND, 420_000)
 
 
-def test_presence_and_facts_have_the_others_and_say_what_is_stuck(
+def test_presence_and_facts_have_the_other_cards_and_name_the_stuck_one(
     driver: Driver, gpus: TimeLimitedGpus, calls: Hasty
 ) -> None:
     """The server sees which card it is."""
@@ -173,7 +173,7 @@ def test_presence_and_facts_have_the_others_and_say_what_is_stuck(
 def test_the_exporter_shows_a_stuck_card_and_serves_the_others(
     driver: Driver, gpus: TimeLimitedGpus, calls: Hasty, gpu_record: GpuRecord
 ) -> None:
-    """1 for the one, 0 for the other, whose readings are there."""
+    """It is 1 for the stuck card and 0 for the other, whose readings are present."""
     hang(driver, gpus, calls)
     about = {"node": "n1", "version": "1", "policy": "none"}
     shown = scrape(AgentCollector(gpus, dict, AgentCounters(), about, gpu_record))
@@ -185,7 +185,7 @@ def test_the_exporter_shows_a_stuck_card_and_serves_the_others(
     assert of(shown, "gpu_temperature_celsius", uuid=FIRST) is None
 
 
-def test_a_driver_that_does_not_say_who_is_there_is_told_with_those_that_were(
+def test_a_driver_that_cannot_list_its_cards_is_reported_with_the_known_ones(
     driver: Driver, gpus: TimeLimitedGpus, calls: Hasty
 ) -> None:
     """Each card still answers for itself."""
@@ -200,8 +200,8 @@ def test_a_driver_that_does_not_say_who_is_there_is_told_with_those_that_were(
         gpus.find("0")
 
 
-def test_the_driver_is_opened_in_its_own_time(driver: Driver) -> None:
-    """Whatever is asked first: to wake eight cards takes longer than one of them is waited for."""
+def test_opening_the_driver_has_its_own_time_limit(driver: Driver) -> None:
+    """Whatever is queried first: waking eight cards takes longer than the time limit of one card."""
     calls = Noting()
     gpus = TimeLimitedGpus(NvmlGpus(calls=calls), calls)
     assert gpus.power(FIRST).limit_mw > 0
@@ -213,16 +213,16 @@ def test_the_driver_is_opened_in_its_own_time(driver: Driver) -> None:
     gpus.close()
 
 
-def test_a_driver_is_not_closed_under_a_call(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
-    """The real library may crash then; the process ends all the same."""
+def test_a_driver_is_not_closed_during_a_call(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
+    """The real library may crash then; the process ends anyway."""
     hang(driver, gpus, calls)
     gpus.close()
     driver.heal()
     eventually(lambda: answers(gpus, FIRST), 60, "the card")
 
 
-def test_a_set_that_comes_back_late_is_seen(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
-    """It may have taken its effect: whoever set it looks again."""
+def test_a_set_that_returns_late_is_noticed(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
+    """It may have taken effect: the caller reads the limit again."""
     gpus.inventory()
     driver.fail(SET_LIMIT, gpu=0, hang=True, after=True)
     calls.keys.add(FIRST)
@@ -234,8 +234,8 @@ def test_a_set_that_comes_back_late_is_seen(driver: Driver, gpus: TimeLimitedGpu
     assert gpus.power(FIRST).limit_mw == 420_000
 
 
-def test_a_call_for_which_no_thread_starts_is_no_call_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The card is not called stuck afterwards."""
+def test_a_call_for_which_no_thread_starts_is_not_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card is not reported as stuck afterwards."""
     calls = TimeLimitedCalls()
     with monkeypatch.context() as exhausted:
         exhausted.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
@@ -247,8 +247,8 @@ def test_a_call_for_which_no_thread_starts_is_no_call_under_way(monkeypatch: pyt
     calls.dismiss()
 
 
-def test_gpus_are_known_where_no_thread_starts(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Presence and metrics lack the readings alone, also where many processes leave no room for a thread."""
+def test_gpus_are_known_even_if_no_thread_starts(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Presence and metrics lack only the readings, also if many processes leave no capacity for a thread."""
     gpus = TimeLimitedGpus(NvmlGpus(), calls := TimeLimitedCalls())
     assert len(gpus.inventory().gpus) == 2
     calls.dismiss()
@@ -264,7 +264,7 @@ def test_gpus_are_known_where_no_thread_starts(driver: Driver, monkeypatch: pyte
 
 
 def test_all_parts_of_an_agent_may_wait_for_the_driver_at_once() -> None:
-    """As at the start, where opening a driver takes seconds per card: none is told that it is stuck."""
+    """At the start, opening a driver takes seconds per card: no caller is told that it is stuck."""
     calls, opened = TimeLimitedCalls(), threading.Event()
     results: list[bool] = []
     parts = ("gpu", "facts", "health", "presence", "exporter", "log-news")
@@ -283,10 +283,10 @@ def test_all_parts_of_an_agent_may_wait_for_the_driver_at_once() -> None:
 
 
 @pytest.mark.parametrize("key", ["GPU 1", SECOND])
-def test_nvml_is_closed_where_a_thread_for_its_opening_cannot_be_started(
+def test_nvml_is_closed_if_no_thread_for_its_opening_can_be_started(
     make_driver: Callable[..., Driver], key: str
 ) -> None:
-    """Else the agent would be a client that prevents each reset."""
+    """Otherwise the agent would be a client that prevents each reset."""
 
     class Exhausted(DirectCalls):
         exhausted = key

@@ -20,8 +20,8 @@ def made(number: int, job: str = "llm-1", **members: object) -> KnownVerdict:
     return replace(known, **members)  # type: ignore[arg-type]
 
 
-async def test_a_verdict_is_kept_as_it_was_made_and_replaced_by_its_id(store: SqlStore) -> None:
-    """The newest of a job stands first, for work in a transaction and for readers."""
+async def test_a_verdict_is_stored_unchanged_and_replaced_by_its_id(store: SqlStore) -> None:
+    """The newest of a job comes first, in transactions and for readers."""
     first, second, other = made(1), made(2, labels={"cause": "gpu"}, tell_at=NOW), made(3, job="llm-2")
     await store.transact(lambda tx: tx.verdicts.save([first, second, other]))
     again = replace(first, cause="code", node=None)
@@ -38,8 +38,8 @@ async def test_a_verdict_is_kept_as_it_was_made_and_replaced_by_its_id(store: Sq
     assert await store.verdicts(NOW, NOW + timedelta(hours=1), "llm-2") != []
 
 
-async def test_slow_verdicts_and_failures_of_a_job_are_found_apart(store: SqlStore) -> None:
-    """None of one kind takes the place of the other."""
+async def test_slow_verdicts_and_failures_of_a_job_are_found_separately(store: SqlStore) -> None:
+    """None of one kind replaces the other."""
     failures, slow = [made(1), made(2)], [made(number, fingerprint="slow:data") for number in (0, 3)]
     await store.transact(lambda tx: tx.verdicts.save([*failures, *slow]))
     assert await store.transact(lambda tx: tx.verdicts.of_job("llm-1", 2, is_slow=False)) == failures[::-1]
@@ -47,7 +47,7 @@ async def test_slow_verdicts_and_failures_of_a_job_are_found_apart(store: SqlSto
 
 
 async def test_verdicts_that_name_a_node_are_found_by_it(store: SqlStore) -> None:
-    """Since a time, one of each job; those that name no node are not among them."""
+    """One of each job since a given time; those that name no node are excluded."""
     await store.transact(lambda tx: tx.verdicts.save([made(1), made(2, node=None), made(3, job="llm-2")]))
     found = await store.transact(lambda tx: tx.verdicts.on_node("node-1", NOW + timedelta(minutes=2)))
     assert [verdict.id for verdict in found] == ["v3"]
@@ -56,16 +56,16 @@ async def test_verdicts_that_name_a_node_are_found_by_it(store: SqlStore) -> Non
     assert [verdict.id for verdict in await store.verdicts_on("node-1", NOW)] == ["v119", "v3"]
 
 
-async def test_what_is_to_be_told_is_found_in_the_order_in_which_it_became_due(store: SqlStore) -> None:
-    """And what is not due, or was told for the last time, is not."""
+async def test_due_reports_are_found_in_the_order_of_their_due_times(store: SqlStore) -> None:
+    """Reports that are not due, or were sent for the last time, are excluded."""
     late, early = made(1, tell_at=NOW), made(2, tell_at=NOW - timedelta(seconds=1))
     waiting, told = made(3, tell_at=NOW + timedelta(seconds=1)), made(4)
     await store.transact(lambda tx: tx.verdicts.save([late, early, waiting, told]))
     assert await store.transact(lambda tx: tx.verdicts.to_tell(NOW, 10)) == [early, late]
 
 
-async def test_old_verdicts_are_deleted_but_for_jobs_that_are_kept(store: SqlStore) -> None:
-    """What is still to be told stays, too."""
+async def test_old_verdicts_are_deleted_except_for_retained_jobs(store: SqlStore) -> None:
+    """Those still to be reported stay, too."""
     kept, told, waiting = made(1, job="kept"), made(2), made(3, tell_at=NOW)
     await store.transact(lambda tx: tx.verdicts.save([kept, told, waiting]))
     await store.transact(lambda tx: tx.findings.keep_job(KeptJob("kept", None, "ada", NOW)))

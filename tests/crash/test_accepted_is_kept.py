@@ -95,8 +95,8 @@ def peak_memory(server: Server) -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) // 1024
 
 
-async def test_a_flood_is_refused_or_kept_and_passes(tmp_path: Path, redis_url: str) -> None:
-    """On a disk that takes 0.2 s a commit and with a short queue: 503 with Retry-After, and no 200 forgotten."""
+async def test_a_flood_is_refused_or_stored_and_passes(tmp_path: Path, redis_url: str) -> None:
+    """The disk takes 0.2 s per commit and the queue is short: 503 with Retry-After, and no 200 is lost."""
     program = (Path(__file__).with_name("slow_disk_server.py"), "0.2")
     with Server(tmp_path, PLAYBOOK, "--redis", redis_url, "--queue", "5", program=program) as server:
         flood = Flood(server.port)
@@ -113,7 +113,7 @@ async def test_a_flood_is_refused_or_kept_and_passes(tmp_path: Path, redis_url: 
 async def test_more_clients_than_connections_are_refused_and_the_server_recovers(
     tmp_path: Path, redis_url: str
 ) -> None:
-    """A thousand clients at once: whoever is answered 200 is in the history, and afterwards all is well."""
+    """All of a thousand clients that are answered 200 are in the history, and the server recovers afterwards."""
     with Server(tmp_path, PLAYBOOK, "--redis", redis_url) as server:
         flood = Flood(server.port)
         await flood.pour(clients=1000, seconds=3)
@@ -128,8 +128,8 @@ async def test_more_clients_than_connections_are_refused_and_the_server_recovers
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_what_was_acknowledged_before_a_kill_is_there_after_it(tmp_path: Path, redis_url: str, seed: int) -> None:
-    """SIGKILL at a random moment of a flood, and again: every alert of every 200 is in the history, once."""
+async def test_acknowledged_alerts_survive_a_kill(tmp_path: Path, redis_url: str, seed: int) -> None:
+    """SIGKILL at random moments of a flood: every alert of every 200 is in the history, once."""
     chance = random.Random(seed)
     with Server(tmp_path, PLAYBOOK, "--redis", redis_url) as server:
         flood = Flood(server.port)

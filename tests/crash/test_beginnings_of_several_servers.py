@@ -87,8 +87,8 @@ def check_once(jobs: Sequence[Job], runs: Sequence[dict[str, Any]], servers: Ser
     assert set(servers.exits) == {-signal.SIGKILL}
 
 
-def test_each_time_of_a_schedule_starts_one_run(tmp_path: Path, redis_url: str, postgres: PostgresServer) -> None:
-    """Whether the leader dies before the time, while it starts the run, or after that."""
+def test_each_scheduled_time_starts_one_run(tmp_path: Path, redis_url: str, postgres: PostgresServer) -> None:
+    """The leader may die before that time, while it starts the run, or after it."""
     with Job("llm-1", redis_url) as job, Servers(tmp_path, SCHEDULE, postgres.database(), redis_url) as servers:
         servers.wait_for_all()
         began = datetime.now(UTC)
@@ -116,7 +116,7 @@ def test_each_time_of_a_schedule_starts_one_run(tmp_path: Path, redis_url: str, 
 def test_each_end_of_a_run_starts_the_next(
     tmp_path: Path, redis_url: str, postgres: PostgresServer, playbooks: str, alert: str
 ) -> None:
-    """In the order of the chain, and none besides."""
+    """The order is that of the chain, without extra runs."""
     with ExitStack() as stack:
         jobs = [stack.enter_context(Job(f"llm-{number}", redis_url)) for number in range(3)]
         servers = stack.enter_context(Servers(tmp_path, playbooks, postgres.database(), redis_url))

@@ -22,10 +22,10 @@ steps:
 """
 
 
-def test_a_drain_ends_right_however_often_the_server_and_the_api_go(
+def test_a_drain_ends_correctly_however_often_the_server_and_the_api_fail(
     stand_in: ApiServer, kubeconfig: Path, tmp_path: Path
 ) -> None:
-    """Killed and cut off at random moments: every pod is evicted once, the history tells one step that
+    """Killed and cut off at random moments: every pod is evicted once, the history shows one step that
     succeeded, and when the alert resolves the node takes pods again."""
     chance = random.Random(7)
     with (

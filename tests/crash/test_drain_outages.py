@@ -56,8 +56,8 @@ def story(run: dict[str, Any]) -> list[str]:
     return [event["kind"] + str(event.get("data") or "") for event in run["events"]]
 
 
-def test_a_drain_outlasts_whatever_befalls_the_api(stand_in: ApiServer, kubeconfig: Path, tmp_path: Path) -> None:
-    """Away, slow, overloaded and failing one after the other, the server killed in two of them: every pod ends,
+def test_a_drain_survives_all_failures_of_the_api(stand_in: ApiServer, kubeconfig: Path, tmp_path: Path) -> None:
+    """Down, slow, overloaded and failing in turn, the server killed in two of these phases: every pod ends,
     once; one step succeeds, and the history says what was waited for."""
     with (
         LivingNode(kubeconfig, 30, after=0.2) as node,
@@ -95,7 +95,7 @@ def test_a_drain_outlasts_whatever_befalls_the_api(stand_in: ApiServer, kubeconf
 
 
 def test_a_drain_that_is_cancelled_stops_evicting(stand_in: ApiServer, kubeconfig: Path, tmp_path: Path) -> None:
-    """Pods that have not been asked to go stay; the run is cancelled at once, and the cordon is given back."""
+    """Pods not yet evicted stay; the run is cancelled at once, and the cordon is reverted."""
     stand_in.faults.append(Fault(500, times=FOR_EVER, resource="pods/eviction", name="worker-1"))
     with (
         LivingNode(kubeconfig, 3) as node,
@@ -115,8 +115,8 @@ def test_a_drain_that_is_cancelled_stops_evicting(stand_in: ApiServer, kubeconfi
         assert sorted(node.ended) == ["worker-0", "worker-2"]
 
 
-def test_a_server_that_observes_writes_nothing(stand_in: ApiServer, kubeconfig: Path, tmp_path: Path) -> None:
-    """No cordon, no eviction, and no Event either; the history has what would have been done."""
+def test_an_observing_server_writes_nothing(stand_in: ApiServer, kubeconfig: Path, tmp_path: Path) -> None:
+    """There is no cordon, eviction or Event; the history shows what would have been done."""
     with (
         LivingNode(kubeconfig, 2) as node,
         Server(tmp_path / "s", PLAYBOOK, "--kubernetes", str(kubeconfig), "--mode", "observe") as server,

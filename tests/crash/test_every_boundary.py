@@ -91,7 +91,7 @@ def scenario(tmp_path: Path, redis_url: str) -> Callable[[int], tuple[dict[str, 
     return live
 
 
-def test_a_kill_at_any_write_boundary_changes_nothing_of_the_outcome(
+def test_a_kill_at_any_write_boundary_does_not_change_the_outcome(
     scenario: Callable[[int], tuple[dict[str, Any], DoomedServer, Job]],
 ) -> None:
     """Each effect once, each undo once, nothing lost: before and after each commit and each send."""

@@ -128,7 +128,7 @@ def kill_at_random(victims: list[Victim], chance: random.Random) -> None:
 
 
 def test_kills_of_server_and_redis_lose_nothing_and_count_nothing_twice(tmp_path: Path, own_redis: Any) -> None:
-    """Of eight nodes with five streams each: eight findings with every line counted once, an alert and a run each."""
+    """Eight nodes with five streams each give eight findings that count every line once, and an alert and run each."""
     seed = random.randrange(10**6)
     chance = random.Random(seed)
     print(f"seed {seed}, {KILLS} kills")
@@ -143,8 +143,8 @@ def test_kills_of_server_and_redis_lose_nothing_and_count_nothing_twice(tmp_path
         each_counts_once(server, store.url)
 
 
-def test_with_several_servers_each_update_counts_once(tmp_path: Path, redis_url: str, postgres: PostgresServer) -> None:
-    """The one that works is killed, cut off from all others, and hangs for longer than the takeover."""
+def test_each_update_counts_once_with_several_servers(tmp_path: Path, redis_url: str, postgres: PostgresServer) -> None:
+    """The leader is killed, cut off from all others, and hangs for longer than the takeover."""
     seed = random.randrange(10**6)
     chance = random.Random(seed)
     kinds = chance.sample(["kill", "cut", "hang"], 3)
@@ -192,7 +192,7 @@ def each_counts_once(server: Server, url: str) -> None:
 
 
 def test_a_line_in_a_file_becomes_one_finding_one_alert_and_one_run(tmp_path: Path, own_redis: Any) -> None:
-    """With a real agent that follows the file, whoever of the three is killed."""
+    """A real agent follows the file; agent, server or Redis may be killed."""
     seed = random.randrange(10**6)
     chance = random.Random(seed)
     print(f"seed {seed}, {KILLS} kills")

@@ -83,7 +83,7 @@ def scenario(tmp_path: Path, redis_url: str) -> Callable[[int], Scene]:
 
 
 def test_a_kill_in_any_batch_repeats_and_loses_no_member(scenario: Callable[[int], Scene]) -> None:
-    """Whichever boundary it is: four members in the batches 1, 2 and 1, each with one act and one undo."""
+    """At every boundary: four members in batches of 1, 2 and 1, each with one act and one undo."""
     _, _, server, _ = scenario(0)
     boundaries = server.log.read_text().splitlines()
     survived = []

@@ -158,8 +158,8 @@ def settle(url: str, receiver: StandIn, sink: Sink, kills: int) -> None:
         raise
 
 
-def test_kills_lose_nothing_that_is_to_be_told(tmp_path: Path, redis_url: str, receiver: StandIn, sink: Sink) -> None:
-    """Events, annotations and messages of one server that is killed at random moments, its start among them."""
+def test_kills_lose_no_pending_notification(tmp_path: Path, redis_url: str, receiver: StandIn, sink: Sink) -> None:
+    """Events, annotations and messages survive random kills of one server, also during its start."""
     seed = random.randrange(10_000)
     print(f"seed {seed}, {KILLS} kills")
     chance = random.Random(seed)
@@ -177,10 +177,10 @@ def test_kills_lose_nothing_that_is_to_be_told(tmp_path: Path, redis_url: str, r
     print(f"{len(night.fired)} alerts, {len(receiver.requests)} requests, {len(sink.taken)} messages")
 
 
-def test_takeovers_lose_nothing_of_what_is_kept(
+def test_takeovers_lose_no_stored_data(
     tmp_path: Path, redis_url: str, postgres: PostgresServer, receiver: StandIn, sink: Sink
 ) -> None:
-    """Killed, cut off, hung and PostgreSQL restarted: what was heard, what is paused, who is signed in, what waits to
+    """Killed, cut off, hung and PostgreSQL restarted: what was received and paused, who is signed in, what is to
     be measured, and all that is told."""
     seed = random.randrange(10_000)
     chance = random.Random(seed)

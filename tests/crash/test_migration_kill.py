@@ -79,8 +79,8 @@ PACES = pytest.mark.parametrize(("first", "apart"), [(5, 9), pytest.param(1, 1, 
 
 
 @PACES
-def test_the_making_of_a_store_that_is_killed_begins_again(url: str, first: int, apart: int) -> None:
-    """After any of its statements, and again and again: the one that lives makes the whole schema."""
+def test_a_killed_creation_of_a_store_starts_again(url: str, first: int, apart: int) -> None:
+    """Repeatedly killed after any of its statements: the one that survives creates the whole schema."""
     assert killed_again_and_again(url, PYTHON_PATH, first, apart) >= 80 // apart
     with connected(url) as connection:
         assert revision.current(connection) == schema.HEAD
@@ -88,8 +88,8 @@ def test_the_making_of_a_store_that_is_killed_begins_again(url: str, first: int,
 
 
 @PACES
-def test_a_migration_that_is_killed_begins_again(url: str, tmp_path: Path, first: int, apart: int) -> None:
-    """After any of its statements, and again and again: nothing of it stays, and the one that lives takes each run
+def test_a_killed_migration_starts_again(url: str, tmp_path: Path, first: int, apart: int) -> None:
+    """Repeatedly killed after any of its statements, it leaves nothing; the one that survives takes each run
     once."""
     fill(url)
     following = next_release(tmp_path)
@@ -99,8 +99,8 @@ def test_a_migration_that_is_killed_begins_again(url: str, tmp_path: Path, first
         assert len(rows(connection)["moods"]) == RUNS
 
 
-async def test_what_a_migration_goes_through_is_told(outdated: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log has how many runs there are, that it goes on, and its end; a start with nothing to do has none of it."""
+async def test_the_progress_of_a_migration_is_logged(outdated: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has the number of runs, the progress and the end; a start without a migration logs none of it."""
     upgrade, going_on = revision._upgrade, "run store schema is still being migrated"
 
     def upgrade_slowly(connection: sa.Connection) -> None:
@@ -121,8 +121,8 @@ async def test_what_a_migration_goes_through_is_told(outdated: str, monkeypatch:
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-async def test_readiness_says_that_the_schema_is_brought_up_to_date(outdated: str) -> None:
-    """Of a server on PostgreSQL, which answers meanwhile; one that finds the schema up to date is about to work."""
+async def test_readiness_reports_a_schema_upgrade(outdated: str) -> None:
+    """A standby on PostgreSQL reports it; with an up-to-date schema it only reports the takeover."""
     for left in (f", and brings the schema of {RUNS} runs up to date", ""):
         election = Election(outdated)
         session = await election.win()

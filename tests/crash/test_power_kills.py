@@ -42,8 +42,8 @@ def die(node: GpuNode) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the limit is set", "after the limit is set"])
-def test_an_agent_that_is_killed_as_it_sets_a_limit_sets_it_once(node: GpuNode, after: bool) -> None:
-    """The next process finishes the command, from its intent: it is answered as applied, with what was there
+def test_an_agent_killed_while_setting_a_limit_sets_it_once(node: GpuNode, after: bool) -> None:
+    """The next process finishes the command from its intent: it is answered as applied, with the value from
     before it. So with its undo."""
     node.driver.fail(SET_LIMIT, times=1, kill=True, after=after)
     cap = node.send(node.cap("0", percent=80))
@@ -58,8 +58,8 @@ def test_an_agent_that_is_killed_as_it_sets_a_limit_sets_it_once(node: GpuNode, 
     assert [call.watts for call in node.driver.sets()] == [560, 700]
 
 
-def test_an_agent_that_is_killed_between_two_gpus_caps_each_once(node: GpuNode) -> None:
-    """A command for both of them, and the kill after the first."""
+def test_an_agent_killed_between_two_gpus_caps_each_once(node: GpuNode) -> None:
+    """One command caps both; the kill comes after the first."""
     node.driver.fail(SET_LIMIT, gpu=0, times=1, kill=True, after=True)
     cap = node.send(node.cap(["0", "1"], percent=80))
     die(node)
@@ -67,8 +67,8 @@ def test_an_agent_that_is_killed_between_two_gpus_caps_each_once(node: GpuNode) 
     assert [(call.gpu, call.watts) for call in node.driver.sets()] == [(0, 560), (1, 560)]
 
 
-def test_a_cap_that_expired_while_the_agent_was_dead_is_taken_back(node: GpuNode) -> None:
-    """It was set, nobody had been told, and it came too late to be told: nothing of it stays."""
+def test_a_cap_that_expired_while_the_agent_was_dead_is_reverted(node: GpuNode) -> None:
+    """It was set and not reported, and its expiry passed before the report: nothing of it stays."""
     node.driver.fail(SET_LIMIT, times=1, kill=True, after=True)
     cap = node.send(node.cap("0", percent=80, lasting=1.0))
     node.agent.process.wait(60)
@@ -78,8 +78,8 @@ def test_a_cap_that_expired_while_the_agent_was_dead_is_taken_back(node: GpuNode
     assert node.driver.watts(0) == 700
 
 
-def test_a_cap_that_nobody_saw_take_effect_ends_with_its_lease(node: GpuNode) -> None:
-    """The agent was killed as the driver had set the limit, and is back after the lease: it knows the limit for its
+def test_a_cap_without_an_observed_effect_ends_with_its_lease(node: GpuNode) -> None:
+    """The agent was killed as the driver had set the limit, and returns after the lease: it takes the limit as its
     own, although it never saw it, and gives the power back."""
     node.driver.fail(SET_LIMIT, times=1, kill=True, after=True)
     cap = node.send(node.cap("0", percent=80, lease_seconds=0.5))
@@ -92,8 +92,8 @@ def test_a_cap_that_nobody_saw_take_effect_ends_with_its_lease(node: GpuNode) ->
     assert [call.watts for call in node.driver.sets()] == [560, 700]
 
 
-def test_a_change_between_two_caps_that_nobody_saw_is_not_taken_for_somebody_elses(node: GpuNode) -> None:
-    """The harder of two caps is undone, the agent killed as the driver had set the milder one's limit, and both are
+def test_an_unobserved_change_between_two_caps_is_not_taken_as_external(node: GpuNode) -> None:
+    """The stricter of two caps is undone, the agent killed as the driver had set the milder limit, and both are
     over when it is back: the limit from before is."""
     mild = node.send(node.cap("0", percent=80, lease_seconds=2))
     hard = node.send(node.cap("0", percent=60, lease_seconds=2))
@@ -191,10 +191,10 @@ class Trial:
             assert of_gpu[1].at < max(end or of_gpu[0].at + LEASE, back_at) + ALIVE
 
 
-def test_kills_at_random_moments_neither_repeat_nor_prolong_a_cap(
+def test_random_kills_neither_repeat_nor_prolong_a_cap(
     tmp_path: Path, own_redis: type[RedisServer], make_driver: Callable[..., Driver]
 ) -> None:
-    """Of the agent, of Redis, or of both, while caps are set, undone or run out."""
+    """The agent, Redis or both are killed while caps are set, undone or expire."""
     seed = int(os.environ.get("SEED", time.time_ns() % 1_000_000))
     server = own_redis(tmp_path)
     server.start()

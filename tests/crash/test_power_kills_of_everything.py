@@ -297,10 +297,10 @@ class Trial:
                 self.seen["leases that ran out"] += 1
 
 
-def test_kills_of_anything_repeat_no_command_and_prolong_no_cap(
+def test_kills_of_any_process_repeat_no_command_and_prolong_no_cap(
     tmp_path: Path, own_redis: type[RedisServer], make_driver: Callable[..., Driver]
 ) -> None:
-    """Of agent, server and Redis, one or several at once, while alerts cap GPUs in two stages and resolve."""
+    """Agent, server and Redis, one or several at once, while alerts cap GPUs in two stages and resolve."""
     seed = int(os.environ.get("SEED", time.time_ns() % 1_000_000))
     seen: Counter[str] = Counter()
     with Cluster(tmp_path, own_redis(tmp_path), make_driver(GPUS)) as cluster:

@@ -148,8 +148,8 @@ def check_waits(run: dict[str, Any]) -> None:
         assert 1 <= (at["wait_ended"] - at["wait_started"]).total_seconds() < 120
 
 
-def test_random_kills_change_nothing_of_the_outcome(tmp_path: Path, redis_url: str) -> None:
-    """Retries, waits, approvals and undos of several jobs: every effect once, none without a record, no run stuck."""
+def test_random_kills_do_not_change_the_outcome(tmp_path: Path, redis_url: str) -> None:
+    """Retries, waits, approvals and undos of several jobs: every effect once and recorded, no run stuck."""
     seed = random.randrange(10_000)
     print(f"seed {seed}, {KILLS} kills")
     over = threading.Event()
@@ -178,7 +178,7 @@ def test_random_kills_change_nothing_of_the_outcome(tmp_path: Path, redis_url: s
 
 
 def test_a_pause_outlives_a_kill(tmp_path: Path, redis_url: str) -> None:
-    """Nothing new starts after a restart either, and undo is carried out all the same."""
+    """Nothing new starts after a restart either, but undos are carried out."""
     with Server(tmp_path, PLAYBOOKS, "--redis", redis_url) as server, Job("llm", redis_url) as job:
         fired = delivery("Spike", "llm")
         insist(server, "/webhook", fired)
@@ -197,7 +197,7 @@ def test_a_pause_outlives_a_kill(tmp_path: Path, redis_url: str) -> None:
 
 
 def test_an_open_breaker_outlives_a_kill(tmp_path: Path, redis_url: str) -> None:
-    """What was acted on is counted from the store, and only a person closes it."""
+    """The count of actions comes from the store, and only a user closes the breaker."""
     playbook = "playbook: hold\non: {alert: Hot}\ntarget: node\nsteps:\n  - {wait_for: resolved, timeout: 1h}\n"
     limits = ("--breaker-min-nodes", "2", "--breaker-share", "0.1")
 

@@ -21,10 +21,10 @@ JOBS = 3
 
 
 @pytest.mark.parametrize("kinds", some_of([("killed",), ("asked", "hung", "killed", "asked", "killed")]))
-def test_every_effect_is_once_whatever_becomes_of_the_master(
+def test_every_effect_happens_once_whatever_happens_to_the_master(
     tmp_path: Path, own_redis: Any, kinds: tuple[str, ...]
 ) -> None:
-    """The server and the jobs find the new master by themselves, and nobody waits for the old one for ever."""
+    """The server and the jobs find the new master by themselves, and none waits forever for the old one."""
     seed = random.randrange(10_000)
     print(f"seed {seed}: {kinds}")
     chance, over = random.Random(seed), threading.Event()

@@ -88,8 +88,8 @@ def chosen(known: int) -> Iterator[int]:
         yield random.randint(part * known // parts + 1, max((part + 1) * known // parts, 1))
 
 
-def test_a_kill_at_any_write_boundary_sets_a_lapsed_cap_again_once(tmp_path: Path, redis_url: str) -> None:
-    """One loss, one intent, one effect, one outcome, and one undo."""
+def test_a_kill_at_any_write_boundary_reapplies_a_lapsed_cap_once(tmp_path: Path, redis_url: str) -> None:
+    """There is one loss, one intent, one effect, one outcome, and one undo."""
     key = tmp_path / "key"
     key.write_bytes(KEY)
     order = tmp_path / "order"

@@ -202,10 +202,10 @@ def outcomes(runs: Iterable[Mapping[str, Any]]) -> Counter[str]:
     return Counter(f"{run['playbook']} {run['status']}" for run in runs)
 
 
-def test_whatever_happens_to_the_one_that_works_every_effect_is_once(
+def test_every_effect_happens_once_whatever_happens_to_the_leader(
     tmp_path: Path, redis_server: Any, postgres: PostgresServer
 ) -> None:
-    """Every alert that was acknowledged has one decision, every command one effect, and all that is owed is undone."""
+    """Every acknowledged alert has one decision, every command one effect, and no undo stays pending."""
     alerts_at = f"http://127.0.0.1:{free_port()}"
     options = (*OPTIONS, "--alertmanager", alerts_at)
     with (

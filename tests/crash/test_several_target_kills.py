@@ -74,7 +74,7 @@ def live_through(server: DoomedServer, answer: str) -> dict[str, Any]:
 def test_a_kill_repeats_and_loses_nothing_on_any_job(
     tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, answer: str, status: str, second: str
 ) -> None:
-    """Whichever boundary it is: the act, then the next one or the undo, once on each job."""
+    """At every boundary: the act, then the next one or the undo, once on each job."""
     monkeypatch.setenv("TRAINMEDIC_NODE", "n1")
 
     def live(fatal: int) -> tuple[dict[str, Any], DoomedServer, list[Job]]:

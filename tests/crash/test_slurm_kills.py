@@ -99,7 +99,7 @@ def _live_through(server: DoomedServer, cluster: SlurmCluster, job: str) -> Outc
 
 
 def test_a_kill_at_any_boundary_drains_and_requeues_once(scenario: Callable[[int], Outcome]) -> None:
-    """And leaves no drain behind."""
+    """No drain is left behind."""
     boundaries = scenario(0).server.log.read_text().splitlines()
     survived = []
     for fatal in itertools.chain((0,), chosen(len(boundaries), PARTS)):

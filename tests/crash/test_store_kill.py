@@ -52,8 +52,8 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_everything_acknowledged_is_there_after_a_kill(tmp_path: Path, seed: int) -> None:
-    """Killed at a random moment, and again: every acknowledged unit is kept, and no unit is there in part."""
+async def test_acknowledged_units_survive_a_kill(tmp_path: Path, seed: int) -> None:
+    """Repeated kills at random moments: every acknowledged unit is kept, and no unit is stored in part."""
     url = f"sqlite:///{tmp_path}/trainmedic.db"
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     chance = random.Random(seed)

@@ -98,10 +98,10 @@ def give_back(server: Server, job: Job, delivery: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.long
-def test_an_older_schema_goes_through_the_release_that_the_refusal_names(
+def test_an_older_schema_is_upgraded_by_the_release_that_the_error_names(
     server: MakeServer, url: str, new_url: str, redis_url: str, oldest_release: Release, named_release: Release
 ) -> None:
-    """A release whose schema is older acts, and owes an undo. This one refuses the store and changes nothing. The
+    """An older release acts, and has a pending undo. This one refuses the store and changes nothing. The
     release that it names takes over, and acts too. This one takes over from that, with the schema of a new store, and
     gives both back."""
     with Job("llm-1", redis_url) as job:
@@ -137,7 +137,7 @@ def test_an_older_schema_goes_through_the_release_that_the_refusal_names(
 
 @pytest.mark.long
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_the_next_release_stands_by_until_the_one_before_has_gone(
+def test_the_next_release_is_on_standby_until_the_one_before_stops(
     server: MakeServer, redis_url: str, release_before: Release
 ) -> None:
     """Two of them, as a rolling upgrade starts them, on a database that the release before works on: one takes over,
@@ -162,10 +162,10 @@ def following_release(tmp_path_factory: pytest.TempPathFactory) -> Release:
 
 @pytest.mark.long
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_this_release_works_on_after_the_next_has_added_to_the_schema(
+def test_this_release_still_works_after_the_next_has_extended_the_schema(
     server: MakeServer, redis_url: str, following_release: Release
 ) -> None:
-    """Both are there, as while servers roll. The next one takes over, adds to the schema and is killed; this one, which
+    """Both run, as in a rolling upgrade. The next takes over, extends the schema and is killed; this one, which
     stood by, works on what it left, and the next takes over from it again."""
     with Job("llm-1", redis_url) as job, server("next", following_release) as following:
         act(following, job)
@@ -182,10 +182,10 @@ def test_this_release_works_on_after_the_next_has_added_to_the_schema(
 
 
 @pytest.mark.long
-def test_the_oldest_release_that_knows_this_schema_and_this_one_work_in_turns(
+def test_the_oldest_release_with_this_schema_and_this_one_work_in_turns(
     server: MakeServer, redis_url: str, oldest_release: Release
 ) -> None:
-    """Each acts, is killed, and what it owes is given back by the other; each reads what the other wrote."""
+    """Each acts, is killed, and its undo is carried out by the other; each reads the other's writes."""
     owed: dict[str, Any] | None = None
     with Job("llm-1", redis_url) as job:
         for turn, release in enumerate((None, oldest_release, None, oldest_release)):

@@ -104,7 +104,7 @@ class Training:
 
 
 def test_a_rollback_is_exact_on_the_device(medic: trainmedic.Medic, order: Order, tmp_path: Path) -> None:
-    """Losses, weights, the scaler's scale, and the device's own random numbers, as if nothing had been."""
+    """Losses, weights, the scaler's scale and the device's random numbers are as without the rollback."""
     calm = Training(medic, tmp_path / "calm")
     calm.train({})
     shaken = Training(medic, tmp_path / "shaken")
@@ -117,7 +117,7 @@ def test_a_rollback_is_exact_on_the_device(medic: trainmedic.Medic, order: Order
 
 
 def test_a_nan_is_gone_after_the_rollback(medic: trainmedic.Medic, order: Order, tmp_path: Path) -> None:
-    """Weights, moments and the scaler are those of before it."""
+    """Weights, moments and the scaler are those from before it."""
     training = Training(medic, tmp_path)
     commands: list[trainmedic.JobCommand] = []
 
@@ -131,8 +131,8 @@ def test_a_nan_is_gone_after_the_rollback(medic: trainmedic.Medic, order: Order,
     assert all(torch.isfinite(one).all() for one in training.state())
 
 
-def test_cached_memory_goes_back_to_the_driver(medic: trainmedic.Medic, order: Order, tmp_path: Path) -> None:
-    """What the allocator keeps of memory that nobody uses any more: a gigabyte here."""
+def test_cached_memory_returns_to_the_driver(medic: trainmedic.Medic, order: Order, tmp_path: Path) -> None:
+    """The allocator releases memory that is no longer used: a gigabyte here."""
     training = Training(medic, tmp_path)
     before: list[int] = []
 
@@ -148,7 +148,7 @@ def test_cached_memory_goes_back_to_the_driver(medic: trainmedic.Medic, order: O
 
 
 def test_a_scaled_rate_holds_for_fused_optimizers(medic: trainmedic.Medic, order: Order, tmp_path: Path) -> None:
-    """Also where the rate is a tensor on the device."""
+    """Also if the rate is a tensor on the device."""
     training = Training(medic, tmp_path)
     for group in training.optimizer.param_groups:
         group["lr"] = torch.tensor(group["lr"], device="cuda")
@@ -159,8 +159,8 @@ def test_a_scaled_rate_holds_for_fused_optimizers(medic: trainmedic.Medic, order
     assert training.run.training.rate.value < 5e-3
 
 
-def test_a_span_in_the_devices_queue_is_measured_without_waiting_for_it() -> None:
-    """It is known once the device has passed it, and not before."""
+def test_a_span_in_the_devices_queue_is_measured_without_blocking() -> None:
+    """It is known only after the device has passed it."""
     stopwatch = CudaStopwatch()
     torch.cuda.synchronize()
     stopwatch.start()

@@ -65,8 +65,8 @@ _ROUTES = {
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS)
-def test_the_servers_variables_are_settings_that_it_takes(combination: str) -> None:
-    """Each is known, and has a value that the server starts with."""
+def test_the_servers_variables_are_valid_settings(combination: str) -> None:
+    """Each is known, and has a value with which the server starts."""
     given = environment(combination, "Deployment")
     messages = COMBINATIONS[combination].get("server", {}).get("messages", {})
     names = [*messages.get("routes", {}), *messages.get("defaults", [])]
@@ -81,8 +81,8 @@ def test_the_servers_variables_are_settings_that_it_takes(combination: str) -> N
 
 
 @with_agent
-def test_the_agents_variables_are_settings_that_it_takes(combination: str) -> None:
-    """The same for the agent."""
+def test_the_agents_variables_are_valid_settings(combination: str) -> None:
+    """Each is known, and has a value with which the agent starts."""
     given = environment(combination, "DaemonSet")
     made = agent_settings.load({}, given)
     assert given.keys() <= {setting.source.variable for setting in agent_settings.SETTINGS.values()}
@@ -90,7 +90,7 @@ def test_the_agents_variables_are_settings_that_it_takes(combination: str) -> No
 
 
 @with_agent
-def test_the_agents_policy_is_one_that_it_takes(combination: str) -> None:
+def test_the_agents_policy_is_valid(combination: str) -> None:
     """It allows what the values say, and nothing without them."""
     text = charts.one(charts.objects(combination), "ConfigMap", "-agent-policy")["data"]["policy.yaml"]
     made = policy.parse(text, "policy.yaml")
@@ -105,8 +105,8 @@ def test_the_agents_policy_is_one_that_it_takes(combination: str) -> None:
 
 
 @pytest.mark.parametrize("combination", [name for name in COMBINATIONS if name != "own-secrets"])
-def test_the_tokens_are_those_of_the_tokens_file(combination: str) -> None:
-    """The server's reader takes the file; each token has its own role and no other."""
+def test_the_tokens_match_the_tokens_file(combination: str) -> None:
+    """The server reads the file; each token has exactly its own role."""
     made = charts.secret(charts.one(charts.objects(combination), "Secret", "-tokens"))
     entries = {token.name: token for token in tokens.parse(made["tokens.yaml"], "tokens.yaml")}
     assert entries.keys() == {"webhook", "viewer", "operator"}
@@ -115,8 +115,8 @@ def test_the_tokens_are_those_of_the_tokens_file(combination: str) -> None:
         assert token.digest == hashlib.sha256(made[f"{name}-token"].encode()).digest()
 
 
-def test_the_shipped_playbooks_are_all_there_and_can_be_loaded(tmp_path: Path) -> None:
-    """Those of the repository, without their tests, laid out as Kubernetes mounts a ConfigMap."""
+def test_all_shipped_playbooks_are_present_and_can_be_loaded(tmp_path: Path) -> None:
+    """They are those of the repository, without tests, laid out as Kubernetes mounts a ConfigMap."""
     files = charts.one(charts.objects("everything"), "ConfigMap", "-playbooks")["data"]
     data = tmp_path / "..2026_01_01"
     data.mkdir()
@@ -136,8 +136,8 @@ def test_the_shipped_playbooks_are_all_there_and_can_be_loaded(tmp_path: Path) -
     ("combination", "image"),
     [("everything", "registry.example.com/trainmedic:0.1.0"), ("no-registry", "registry.internal/trainmedic-agent:1")],
 )
-def test_the_agent_has_an_image_of_its_own_only_if_the_values_name_one(combination: str, image: str) -> None:
-    """Otherwise agent and log reader run the image of the server."""
+def test_the_agent_has_its_own_image_only_if_the_values_name_one(combination: str, image: str) -> None:
+    """Otherwise agent and log reader use the server's image."""
     containers = charts.one(charts.objects(combination), "DaemonSet")["spec"]["template"]["spec"]["containers"]
     assert {container["image"] for container in containers} == {image}
     assert {container["imagePullPolicy"] for container in containers} == {
@@ -147,7 +147,7 @@ def test_the_agent_has_an_image_of_its_own_only_if_the_values_name_one(combinati
 
 @pytest.mark.parametrize("combination", ["default", "everything", "no-registry"])
 def test_the_health_check_of_a_node_is_the_releases_own(combination: str, tmp_path: Path) -> None:
-    """The shipped playbooks run it in the release's namespace, by its image and pull secrets, with the agents'
+    """The shipped playbooks run it in the release's namespace, with its image and pull secrets, and the agents'
     runtime; and the server may create it there."""
     found = charts.objects(combination)
     files = charts.one(found, "ConfigMap", "-playbooks")["data"]
@@ -171,7 +171,7 @@ def test_the_health_check_of_a_node_is_the_releases_own(combination: str, tmp_pa
 @pytest.mark.parametrize("combination", ["default", "everything", "no-registry"])
 @pytest.mark.parametrize("kubernetes", KUBERNETES, ids=lambda path: path.stem)
 def test_the_health_checks_pod_is_valid(combination: str, kubernetes: Path, tmp_path: Path) -> None:
-    """Also without a runtime class and without pull secrets; and by the restricted Pod Security level. It asks for as
+    """Also without a runtime class and pull secrets, and at the restricted Pod Security level. It requests as
     many GPUs as the node had, where its agent has told that."""
     for name, text in charts.one(charts.objects(combination), "ConfigMap", "-playbooks")["data"].items():
         (tmp_path / name).write_text(text)
@@ -195,8 +195,8 @@ def test_the_health_checks_pod_is_valid(combination: str, kubernetes: Path, tmp_
 
 @pytest.mark.parametrize("kubernetes", KUBERNETES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("playbook", ["node-down.yaml", "gpu-broken.yaml"])
-def test_the_probes_pod_is_valid_and_as_the_values_say(playbook: str, kubernetes: Path, tmp_path: Path) -> None:
-    """By the image and the bandwidth of the values, on the node itself, without privileges; the program takes its
+def test_the_probes_pod_is_valid_and_follows_the_values(playbook: str, kubernetes: Path, tmp_path: Path) -> None:
+    """It has the image and bandwidth of the values, on the node itself, without privileges; the program accepts its
     options. Without an image it is not run."""
     values = {"playbooks": {"healthCheck": {"gpus": 8, "probeImage": "registry/torch:1", "probeLeastBandwidth": 100}}}
     found = charts.parsed(charts.rendered(values))
@@ -219,8 +219,8 @@ def test_the_probes_pod_is_valid_and_as_the_values_say(playbook: str, kubernetes
     assert (options.backend, options.least_bandwidth, options.even_if_training) == ("nccl", 100, False)
 
 
-def test_the_shipped_rules_are_rules_that_prometheus_takes(tmp_path: Path) -> None:
-    """promtool finds nothing wrong, and every file of the repository's rules is there."""
+def test_the_shipped_rules_are_accepted_by_prometheus(tmp_path: Path) -> None:
+    """promtool reports no error, and every rule file of the repository is included."""
     made = [each for each in charts.objects("everything") if each["kind"] == "PrometheusRule"]
     assert len(made) == len(list((charts.ROOT / "monitoring" / "rules").glob("*.yaml")))
     for each in made:
@@ -230,7 +230,7 @@ def test_the_shipped_rules_are_rules_that_prometheus_takes(tmp_path: Path) -> No
 
 
 def test_a_value_changes_the_links_of_the_alerts() -> None:
-    """Every alert links to its section below the given page; the default is an absolute URL too."""
+    """Every alert links to its section of the given page; the default is an absolute URL too."""
     for base in (None, "https://git.example.org/manual/on-call.md"):
         rule = {"enabled": True} | ({"runbookBaseUrl": base} if base else {})
         found = charts.parsed(charts.rendered({"monitoring": {"prometheusRule": rule}}))
@@ -242,8 +242,8 @@ def test_a_value_changes_the_links_of_the_alerts() -> None:
             assert alert["annotations"]["runbook_url"] == url
 
 
-def test_the_receiver_inhibits_as_the_shipped_configuration_does() -> None:
-    """Each inhibition rule of monitoring/alertmanager.yml is there in the operator's form."""
+def test_the_receiver_inhibits_like_the_shipped_configuration() -> None:
+    """Each inhibition rule of monitoring/alertmanager.yml is present in the operator's form."""
 
     def plain(matchers: list[dict[str, str]]) -> list[str]:
         return [f"{one['name']}{one['matchType']}{one['value']}" for one in matchers]
@@ -261,7 +261,7 @@ def test_the_receiver_inhibits_as_the_shipped_configuration_does() -> None:
 
 
 def test_the_receiver_posts_to_the_service_with_the_webhooks_token() -> None:
-    """The address is the Service's, the token a key of the Secret."""
+    """The address is the Service's, and the token is a key of the Secret."""
     found = charts.objects("everything")
     (receiver,) = charts.one(found, "AlertmanagerConfig")["spec"]["receivers"][0]["webhookConfigs"]
     service = charts.one(found, "Service", "trainmedic")
@@ -273,10 +273,10 @@ def test_the_receiver_posts_to_the_service_with_the_webhooks_token() -> None:
 
 
 @pytest.mark.parametrize("file", ["trainmedic.json", "trainmedic-jobs.json"])
-def test_a_dashboard_names_only_metrics_that_there_are(
+def test_a_dashboard_names_only_existing_metrics(
     make_driver: Callable[..., Driver], gpu_record: GpuRecord, file: str
 ) -> None:
-    """Every metric in a panel is one that the server, the agent or the SDK offers."""
+    """The server, the agent or the SDK provides every metric in a panel."""
     make_driver(1)
     gpus = NvmlGpus()
     offered = {
@@ -298,7 +298,7 @@ def test_a_dashboard_names_only_metrics_that_there_are(
 
 
 @pytest.mark.parametrize("file", ["dashboards/server.json", "dashboards/jobs.json"])
-def test_every_panel_of_a_dashboard_is_a_query_that_prometheus_takes(tmp_path: Path, file: str) -> None:
+def test_every_dashboard_panel_is_a_query_that_prometheus_accepts(tmp_path: Path, file: str) -> None:
     """promtool parses each, with Grafana's variables filled in; panels do not overlap."""
     dashboard = json.loads((charts.CHART / "files" / file).read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
@@ -325,8 +325,8 @@ def names(metric: Metric) -> list[str]:
     return [metric.name + suffix for suffix in suffixes.get(metric.type, [""])]
 
 
-def test_the_alert_map_is_ones_own_before_the_shipped_ones() -> None:
-    """A folder with the files of the values, a ConfigMap of somebody else's, then shipped maps by name; none by
+def test_custom_alert_maps_come_before_the_shipped_ones() -> None:
+    """First the values' files, then the user's own ConfigMap, then shipped maps by name; none by
     default."""
     own = "rename: [{alert: HotCard, as: GPUTemperatureHigh}]"
     values = {
@@ -351,7 +351,7 @@ def test_the_alert_map_is_ones_own_before_the_shipped_ones() -> None:
 
 
 def test_the_chart_offers_every_shipped_alert_map() -> None:
-    """By the name under which the server finds it."""
+    """They have the names under which the server finds them."""
     schema = json.loads((charts.ROOT / "helm" / "trainmedic" / "values.schema.json").read_text())
     offered = schema["properties"]["alertMap"]["properties"]["shipped"]["items"]["enum"]
     files = (charts.ROOT / "alert-maps").glob("*.yaml")

@@ -55,8 +55,8 @@ def values_of(words: list[str], files: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_the_page_tells_to_type_is_what_there_is(page: str) -> None:
-    """Commands, flags, values, and the names of objects."""
+def test_the_commands_of_the_page_match_the_chart(page: str) -> None:
+    """Commands, flags, values and object names are checked."""
     blocks = doc_pages.blocks((charts.ROOT / page).read_text())
     files = {str(block.option("file")): block.body for block in blocks if block.option("file")}
     values: dict[str, Any] = {}
@@ -93,8 +93,8 @@ def check_objects(words: list[str], found: list[charts.Object]) -> None:
         assert key in each["data"]
 
 
-def test_the_values_files_of_the_page_open_what_the_page_says() -> None:
-    """act.yaml enforces, caps and cleans, and grants what a drain needs."""
+def test_the_values_files_of_the_page_enable_what_the_page_says() -> None:
+    """act.yaml enforces, caps and cleans, and grants the permissions for a drain."""
     blocks = doc_pages.blocks((charts.ROOT / PAGES[0]).read_text())
     files = {str(block.option("file")): yaml.safe_load(block.body) for block in blocks if block.option("file")}
     found = charts.parsed(charts.rendered(merged(files["values.yaml"], files["act.yaml"]), name="trainmedic"))
@@ -107,15 +107,15 @@ def test_the_values_files_of_the_page_open_what_the_page_says() -> None:
 OTHER_PAGES = ("docs/how-to/messages.md", "docs/how-to/probe.md", "docs/how-to/read-logs.md", "docs/how-to/slack.md")
 
 
-def test_no_page_with_values_is_missing_here() -> None:
-    """A page that shows some has them rendered by one of these tests."""
+def test_every_page_with_values_is_tested_here() -> None:
+    """Each page that shows values has them rendered by one of these tests."""
     every = {str(path.relative_to(charts.ROOT)) for path in (charts.ROOT / "docs").rglob("*.md")}
     assert {page for page in every if values_on(page)} == {PAGES[0], *OTHER_PAGES}
 
 
 @pytest.mark.parametrize("page", OTHER_PAGES)
-def test_what_other_pages_give_the_chart_works_together(page: str) -> None:
-    """Each file that a setting names lies where something is mounted."""
+def test_chart_values_on_other_pages_work_together(page: str) -> None:
+    """Each file that a setting names lies in a mounted directory."""
     for values in values_on(page):
         found = charts.parsed(charts.rendered(values, name="trainmedic"))
         for _, pod in charts.pods(found):
@@ -126,8 +126,8 @@ def test_what_other_pages_give_the_chart_works_together(page: str) -> None:
                     assert any(name.startswith(f"{mount['mountPath']}/") for mount in mounts), name
 
 
-def test_slack_is_set_by_a_secret_alone() -> None:
-    """The file and both tokens are read from it; no token stands in a value."""
+def test_slack_is_configured_by_a_secret_alone() -> None:
+    """The file and both tokens are read from it; no value contains a token."""
     [values] = values_on("docs/how-to/slack.md")
     server = charts.one(charts.parsed(charts.rendered(values)), "Deployment")["spec"]["template"]["spec"]
     settings = {each["name"]: each.get("value") for each in server["containers"][0]["env"]}

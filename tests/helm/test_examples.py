@@ -36,8 +36,8 @@ def objects(name: str) -> list[Object]:
 
 
 @every_example
-def test_an_example_renders_and_lints_strictly(name: str) -> None:
-    """Without a warning, and its notes leave nothing open."""
+def test_an_example_renders_and_passes_strict_linting(name: str) -> None:
+    """There is no warning, and its notes leave no placeholder."""
     report = helm_python.lint(charts.CHART, values(name), strict=True, namespace=NAMESPACE)
     assert [one for one in report["messages"] if one["severity"] > 1] == []
     assert report["errors"] == []
@@ -47,8 +47,8 @@ def test_an_example_renders_and_lints_strictly(name: str) -> None:
 
 
 @every_example
-def test_an_examples_objects_are_valid_and_belong_together(name: str) -> None:
-    """By the schemas of every version that is known; what is mounted or selected is made here, or named in the file."""
+def test_an_examples_objects_are_valid_and_consistent(name: str) -> None:
+    """The schemas of all known versions accept them; mounted and selected objects are rendered or named in the file."""
     found = objects(name)
     assert [fault for each in found for version in KUBERNETES for fault in faults(each, version)] == []
     templates = [
@@ -67,7 +67,7 @@ def test_an_examples_objects_are_valid_and_belong_together(name: str) -> None:
 
 @every_example
 def test_an_examples_settings_start_server_and_agent(name: str) -> None:
-    """Each reads its variables, and the agent its policy."""
+    """Server and agent read their variables, and the agent its policy."""
     for each in objects(name):
         if each["kind"] == "Deployment":
             given = environment(each)
@@ -98,7 +98,7 @@ def environment(workload: Object) -> Mapping[str, str]:
 
 
 def test_the_readme_names_every_example() -> None:
-    """And no other."""
+    """It names no other."""
     readme = (charts.CHART / "README.md").read_text()
     assert set(re.findall(r"`([a-z-]+-values\.yaml)`", readme)) == FILES.keys()
 
@@ -106,7 +106,7 @@ def test_the_readme_names_every_example() -> None:
 @pytest.mark.skipif(not REAL, reason="TRAINMEDIC_TEST_KUBECONFIG names no API server")
 @every_example
 def test_a_real_api_server_accepts_an_example(name: str) -> None:
-    """By a dry run on the server with strict validation. The Prometheus operator's kinds are not installed there."""
+    """By a server-side dry run with strict validation. The Prometheus operator's kinds are not installed there."""
     found = charts.parsed(charts.chart().render(values(name), name=RELEASE, namespace="default"))
     own = [each for each in found if not each["apiVersion"].startswith("monitoring.coreos.com/")]
     kubectl = ["kubectl", "--kubeconfig", str(REAL), "apply", "--dry-run=server", "--validate=strict", "--filename=-"]

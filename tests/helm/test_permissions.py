@@ -53,28 +53,28 @@ def written() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_table_holds_what_the_actions_declare() -> None:
-    """Each action's permissions, no more and no less."""
+def test_the_table_contains_what_the_actions_declare() -> None:
+    """It has exactly each action's permissions."""
     if os.environ.get("WRITE_GOLDEN"):
         TABLE.write_text(written())
     assert TABLE.read_text() == written()
 
 
 def test_nothing_is_granted_by_default() -> None:
-    """No Role, no ClusterRole, and no token of the service account in the pod."""
+    """There is no Role, no ClusterRole, and no service account token in the pod."""
     found = charts.objects("default")
     assert not [each for each in found if "Role" in each["kind"]]
     assert charts.one(found, "Deployment")["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
 
-def test_an_unknown_action_is_refused_by_name() -> None:
-    """The message lists those that there are."""
+def test_an_unknown_action_is_rejected_by_name() -> None:
+    """The message lists the known ones."""
     with pytest.raises(Exception, match=r"there is no action k8s\.drian; there are .*k8s\.drain"):
         charts.rendered({"kubernetes": {"actions": ["k8s.drian"]}})
 
 
-def test_workloads_can_be_held_to_namespaces() -> None:
-    """With namespaces named, what works on pods and workloads is granted there alone, and nodes for the cluster."""
+def test_workloads_can_be_restricted_to_namespaces() -> None:
+    """With named namespaces, rights on pods and workloads exist only there, and rights on nodes cluster-wide."""
     values = charts.COMBINATIONS["workloads-of-two-namespaces"]
     for rule in charts.rules(values):
         if rule.resource == "nodes":
@@ -85,7 +85,7 @@ def test_workloads_can_be_held_to_namespaces() -> None:
             assert rule.namespace in values["kubernetes"]["namespaces"]
 
 
-def test_a_role_is_bound_to_the_servers_account_alone() -> None:
+def test_a_role_is_bound_only_to_the_servers_account() -> None:
     """Each Role has one binding, in its own namespace, to the server's account."""
     for combination in charts.COMBINATIONS:
         found = charts.objects(combination)
@@ -191,10 +191,8 @@ def test_every_action_has_its_proof() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PROOFS))
-async def test_an_action_uses_all_that_it_is_granted_and_nothing_else(
-    name: str, world: World, stand_in: ApiServer
-) -> None:
-    """With the chart's rules for it alone the action works, and its requests used every one of them."""
+async def test_an_action_uses_exactly_its_permissions(name: str, world: World, stand_in: ApiServer) -> None:
+    """The action works with only the chart's rules for it, and its requests use every one of them."""
     action, account = ACTIONS[name], world.by
     assert account is not None
     # The undo is another action at times, and has to do with what was granted for this one.
@@ -203,10 +201,8 @@ async def test_an_action_uses_all_that_it_is_granted_and_nothing_else(
     assert used(stand_in, name) == granted(charts.rules_of(name))
 
 
-async def test_identity_uses_all_that_it_is_granted_and_nothing_else(
-    world: World, stand_in: ApiServer, tmp_path: Path
-) -> None:
-    """Nodes and pods are listed and watched, and events of pods listed."""
+async def test_identity_uses_exactly_its_permissions(world: World, stand_in: ApiServer, tmp_path: Path) -> None:
+    """Nodes and pods are listed and watched, and events of pods are listed."""
     rules = charts.rules({"kubernetes": {"identity": True}})
     node = await world.node()
     await world.pod("rank-0", node, labels={"jobset.sigs.k8s.io/jobset-name": "llm-1"})
@@ -224,8 +220,8 @@ async def test_identity_uses_all_that_it_is_granted_and_nothing_else(
     assert node.name
 
 
-def test_events_are_read_in_the_namespaces_that_are_named() -> None:
-    """Where none is named, in the whole cluster. What an action needs of events beside it stays granted."""
+def test_events_are_read_only_in_the_named_namespaces() -> None:
+    """Without names, in the whole cluster. Other event permissions that an action needs stay granted."""
 
     def verbs(**values: Any) -> dict[str | None, set[str]]:
         rules = charts.rules({"kubernetes": {"identity": True, **values}})
@@ -238,7 +234,7 @@ def test_events_are_read_in_the_namespaces_that_are_named() -> None:
 
 
 async def test_other_namespaces_are_out_of_reach(world: World, stand_in: ApiServer, tmp_path: Path) -> None:
-    """An account that is held to one namespace deletes its pods, and none elsewhere."""
+    """An account restricted to one namespace deletes pods there, and none elsewhere."""
     action = ACTIONS["k8s.delete_pod"]
     pod = await world.pod("worker", await world.node())
     for namespace, is_allowed in (("elsewhere", False), (world.namespace, True)):
@@ -250,7 +246,7 @@ async def test_other_namespaces_are_out_of_reach(world: World, stand_in: ApiServ
     assert not await world.exists(pod)
 
 
-async def test_a_kind_of_ones_own_is_named_in_the_values(world: World, stand_in: ApiServer, tmp_path: Path) -> None:
+async def test_a_custom_kind_is_named_in_the_values(world: World, stand_in: ApiServer, tmp_path: Path) -> None:
     """With customKinds k8s.suspend works on it; without, the API server refuses."""
     kind = {"api_version": "example.com/v1", "plural": "trainings", "kind": "Training", "suspend": "spec.paused"}
     await world.make(

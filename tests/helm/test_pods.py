@@ -24,8 +24,8 @@ def pod_of(component: str, values: dict[str, Any]) -> Object:
 
 
 @every_component
-def test_a_security_context_is_laid_over_the_charts(component: str) -> None:
-    """Fields that are named change, null removes one, the others stay. A false is a value, and a large user stays
+def test_a_security_context_is_merged_into_the_charts(component: str) -> None:
+    """Named fields change, null removes one, the others stay. A false is a value, and a large user ID stays
     whole."""
     before = pod_of(component, {})
     after = pod_of(
@@ -47,8 +47,8 @@ def test_a_security_context_is_laid_over_the_charts(component: str) -> None:
 
 
 @every_component
-def test_a_probe_is_laid_over_the_charts(component: str) -> None:
-    """A number changes alone; another way to probe replaces the chart's."""
+def test_a_probe_is_merged_into_the_charts(component: str) -> None:
+    """A number changes alone; another probe type replaces the chart's."""
     before = pod_of(component, {})["containers"][0]
     after = pod_of(
         component, {"startupProbe": {"failureThreshold": 9}, "livenessProbe": {"exec": {"command": ["/bin/true"]}}}
@@ -60,8 +60,8 @@ def test_a_probe_is_laid_over_the_charts(component: str) -> None:
     assert after["livenessProbe"] == {**numbers, "exec": {"command": ["/bin/true"]}}
 
 
-def test_a_readiness_probe_is_the_users_where_the_chart_has_none() -> None:
-    """The agent serves nobody, so it has none by default."""
+def test_a_readiness_probe_can_be_set_where_the_chart_has_none() -> None:
+    """The agent serves no client, so it has none by default."""
     assert "readinessProbe" not in pod_of("agent", {})["containers"][0]
     probe = {"tcpSocket": {"port": "metrics"}}
     assert pod_of("agent", {"readinessProbe": probe})["containers"][0]["readinessProbe"] == probe
@@ -69,7 +69,7 @@ def test_a_readiness_probe_is_the_users_where_the_chart_has_none() -> None:
 
 @every_component
 def test_containers_and_volumes_are_added_after_the_charts(component: str) -> None:
-    """The chart's container stays the first, and alone gets the mounts."""
+    """The chart's container stays first, and only it gets the mounts."""
     more = {"name": "more", "image": "example.org/more:1"}
     first = {"name": "first", "image": "example.org/first:1"}
     volume, mount = {"name": "own", "emptyDir": {}}, {"name": "own", "mountPath": "/own"}
@@ -90,8 +90,8 @@ def test_containers_and_volumes_are_added_after_the_charts(component: str) -> No
     assert after["containers"][0]["volumeMounts"] == [*before["containers"][0]["volumeMounts"], mount]
 
 
-def test_the_reader_of_logs_gets_no_mount_of_the_agents() -> None:
-    """It opens files that users place; it shares the state directory alone."""
+def test_the_log_reader_gets_none_of_the_agents_mounts() -> None:
+    """It opens users' files; it shares only the state directory."""
     logs = {"policy": {"roots": ["/data/logs"]}, "hostPaths": ["/data/logs"]}
     more = {"extraVolumes": [{"name": "own", "emptyDir": {}}], "extraContainers": [{"name": "a", "image": "a"}]}
     pod = pod_of("agent", {"logs": logs, "extraVolumeMounts": [{"name": "own", "mountPath": "/own"}], **more})
@@ -102,15 +102,15 @@ def test_the_reader_of_logs_gets_no_mount_of_the_agents() -> None:
 
 
 @pytest.mark.parametrize("component", ["server", "agent"])
-def test_variables_come_from_secrets_and_configmaps_as_a_whole(component: str) -> None:
-    """By Kubernetes' envFrom."""
+def test_variables_come_from_whole_secrets_and_configmaps(component: str) -> None:
+    """They use Kubernetes' envFrom."""
     sources = [{"secretRef": {"name": "environment"}}, {"prefix": "A_", "configMapRef": {"name": "more"}}]
     assert pod_of(component, {"extraEnvFrom": sources})["containers"][0]["envFrom"] == sources
 
 
 @every_component
-def test_an_account_of_ones_own_takes_the_place_of_the_charts(component: str) -> None:
-    """It is named and not made. Another name alone is made, with its annotations."""
+def test_a_custom_account_replaces_the_charts(component: str) -> None:
+    """It is named and not created. If only the name differs, it is created with its annotations."""
     given = {"serviceAccount": {"create": False, "name": "mine"}}
     objects = found({component: given, "kubernetes": {"actions": ["k8s.cordon"]}})
     assert pod_of(component, given)["serviceAccountName"] == "mine"
@@ -124,15 +124,15 @@ def test_an_account_of_ones_own_takes_the_place_of_the_charts(component: str) ->
     assert charts.one(named, "ServiceAccount", "mine")["metadata"]["annotations"] == {"a": "b"}
 
 
-def test_annotations_of_the_account_have_a_former_name() -> None:
+def test_the_former_name_of_the_accounts_annotations_still_works() -> None:
     """Both count; the new name wins."""
     server = {"serviceAccountAnnotations": {"a": "1", "b": "1"}, "serviceAccount": {"annotations": {"b": "2"}}}
     account = charts.one(found({"server": server}), "ServiceAccount", "-server")
     assert account["metadata"]["annotations"] == {"a": "1", "b": "2"}
 
 
-def test_redis_is_placed_like_the_server() -> None:
-    """By constraints and a priority class; labels and annotations are its pod's alone."""
+def test_redis_is_scheduled_like_the_server() -> None:
+    """It uses constraints and a priority class; labels and annotations apply only to its pod."""
     spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
     redis = {"topologySpreadConstraints": [spread], "priorityClassName": "high", "podLabels": {"a": "b"}}
     made = charts.one(found({"redis": {**redis, "podAnnotations": {"c": "d"}}}), "StatefulSet")
@@ -145,8 +145,8 @@ def test_redis_is_placed_like_the_server() -> None:
 
 
 @every_component
-def test_a_network_policy_has_further_rules(component: str) -> None:
-    """After the chart's, for the port of an extra container."""
+def test_a_network_policy_can_have_further_rules(component: str) -> None:
+    """They follow the chart's, for the port of an extra container."""
     rule = {"ports": [{"port": 9121, "protocol": "TCP"}], "from": [{"podSelector": {}}]}
     (first,) = charts.one(found({}), "NetworkPolicy", f"-{component}")["spec"]["ingress"]
     policy = charts.one(
@@ -173,8 +173,8 @@ def images(objects: list[Object]) -> set[str]:
         ("localhost/trainmedic", "mirror.example/a/trainmedic"),
     ],
 )
-def test_a_registry_for_all_images_replaces_the_one_in_a_name(reference: str, wanted: str) -> None:
-    """Of server, agent, tests, Redis, and the health check of a node; digests stay."""
+def test_a_global_registry_replaces_the_one_in_an_image_name(reference: str, wanted: str) -> None:
+    """For server, agent, tests, Redis and the node health check; digests stay."""
     digest = f"sha256:{'a' * 64}"
     values = {
         "global": {"imageRegistry": "mirror.example/a"},
@@ -188,13 +188,12 @@ def test_a_registry_for_all_images_replaces_the_one_in_a_name(reference: str, wa
     assert '  probe_image: "mirror.example/a/torch:1"' in book
 
 
-def test_without_a_registry_for_all_the_names_stay() -> None:
-    """As they are in the values."""
+def test_image_names_stay_unchanged_without_a_global_registry() -> None:
     assert images(found({})) == {"trainmedic:0.1.0", "valkey/valkey:8.1"}
 
 
-def test_registry_secrets_come_from_three_places_and_each_is_named_once() -> None:
-    """Every pod has them, and the health check of a node too. A parent chart gives names or mappings."""
+def test_registry_secrets_from_three_places_are_each_named_once() -> None:
+    """Every pod has them, also the node health check. A parent chart gives names or mappings."""
     values = {
         "image": {"pullSecrets": [{"name": "a"}]},
         "imagePullSecrets": [{"name": "b"}, {"name": "a"}],
@@ -207,8 +206,8 @@ def test_registry_secrets_come_from_three_places_and_each_is_named_once() -> Non
     assert '  pull_secrets: [{"name":"a"},{"name":"b"},{"name":"c"}]' in book
 
 
-def test_the_service_opens_a_port_of_the_nodes_for_networks_that_are_named() -> None:
-    """Neither stands there by default."""
+def test_the_service_can_have_a_node_port_for_named_networks() -> None:
+    """Neither is set by default."""
     service = {"type": "LoadBalancer", "nodePort": 30080, "loadBalancerSourceRanges": ["10.0.0.0/8", "2001:db8::/32"]}
     spec = charts.one(found({"server": {"service": service}}), "Service", "trainmedic")["spec"]
     assert spec["ports"] == [{"name": "http", "port": 8080, "targetPort": "http", "protocol": "TCP", "nodePort": 30080}]
@@ -216,8 +215,8 @@ def test_the_service_opens_a_port_of_the_nodes_for_networks_that_are_named() -> 
     assert charts.one(found({}), "Service", "trainmedic")["spec"].keys() == {"type", "ports", "selector"}
 
 
-def test_the_console_has_several_names() -> None:
-    """Each with its certificate, or without one; links lead to the first."""
+def test_the_console_can_have_several_names() -> None:
+    """Each has a certificate or none; links use the first."""
     hosts = [{"host": "medic.internal", "tlsSecret": "internal"}, {"host": "*.plain.example"}]
     ingress = {"enabled": True, "host": "medic.example.org", "tlsSecret": "public", "extraHosts": hosts}
     objects = found({"server": {"ingress": ingress}})
@@ -240,8 +239,8 @@ def test_the_console_has_several_names() -> None:
         ({"minAvailable": "60%"}, {"minAvailable": "60%"}),
     ],
 )
-def test_a_budget_says_how_many_servers_stay(budget: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Or how many may be away: one, by default."""
+def test_a_disruption_budget_states_how_many_servers_stay(budget: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Or how many may be unavailable: one by default."""
     server = {"replicas": 3, "database": {"existingSecret": "pg"}}
     spec = charts.one(found({"server": server, "podDisruptionBudget": budget}), "PodDisruptionBudget")["spec"]
     del spec["selector"]
@@ -249,7 +248,7 @@ def test_a_budget_says_how_many_servers_stay(budget: dict[str, Any], wanted: dic
 
 
 def test_messages_and_slack_are_set_by_values() -> None:
-    """In the form of TRAINMEDIC_MESSAGES, `all` first; an unquoted off of YAML is a boolean."""
+    """They have the form of TRAINMEDIC_MESSAGES, `all` first; an unquoted off of YAML is a boolean."""
     kinds = {
         "run_failed": {"severity": "critical", "channels": ["on-call", "chat"]},
         "all": {"severity": False, "channels": ["chat"]},
@@ -266,8 +265,8 @@ def test_messages_and_slack_are_set_by_values() -> None:
     assert {"name": "slack", "secret": {"secretName": "slack", "defaultMode": 0o440}} in pod["volumes"]
 
 
-def test_alerts_of_the_server_link_where_those_of_the_rules_do() -> None:
-    """By the same value; its default leads nowhere, so the server gets none."""
+def test_the_servers_alerts_link_to_the_same_page_as_the_rules() -> None:
+    """The same value sets both; its default is no link, so the server gets none."""
     for base, wanted in ((None, None), ("https://git.example.org/on-call.md", "https://git.example.org/on-call.md")):
         rule = {"runbookBaseUrl": base} if base else {}
         server = charts.one(found({"monitoring": {"prometheusRule": rule}}), "Deployment")["spec"]["template"]["spec"]
@@ -275,8 +274,8 @@ def test_alerts_of_the_server_link_where_those_of_the_rules_do() -> None:
         assert environment.get("TRAINMEDIC_RUNBOOK_URL") == wanted
 
 
-def test_a_server_acts_on_another_cluster_by_a_kubeconfig() -> None:
-    """It has no rights and no token in its own."""
+def test_a_server_acts_on_another_cluster_through_a_kubeconfig() -> None:
+    """It has no rights and no token in its own cluster."""
     kubernetes = {"actions": ["k8s.drain"], "identity": True, "kubeconfig": {"existingSecret": "other", "key": "c"}}
     objects = found({"kubernetes": kubernetes})
     assert not [
@@ -291,8 +290,8 @@ def test_a_server_acts_on_another_cluster_by_a_kubeconfig() -> None:
     assert volume["secret"]["items"] == [{"key": "c", "path": path.rpartition("/")[2]}]
 
 
-def test_agents_alone_belong_to_a_server_elsewhere() -> None:
-    """Nothing of a server is there but the account by which it acts here; they use its Redis and its key."""
+def test_agents_alone_can_belong_to_a_server_elsewhere() -> None:
+    """Of the server only its account for acting here is installed; the agents use its Redis and its key."""
     values: dict[str, Any] = {
         "server": {"enabled": False, "ingress": {"enabled": True, "host": "a.example"}},
         "redis": {"enabled": False, "external": {"existingSecret": "url"}},

@@ -54,7 +54,7 @@ def key_of(node: Node) -> str:
     return identity_key(KEY.encode(), node_identity(node.name)).decode()
 
 
-def test_the_server_has_our_keys_and_nothing_that_administers(chart_redis: ChartRedis) -> None:
+def test_the_server_can_use_our_keys_but_not_administer_redis(chart_redis: ChartRedis) -> None:
     """With the server's password our keys can be used; scripts, other keys and administration are refused."""
     with chart_redis.client() as client:
         client.xadd(envelope.REPLIES, {"a": "b"})
@@ -64,7 +64,7 @@ def test_the_server_has_our_keys_and_nothing_that_administers(chart_redis: Chart
     assert (chart_redis.directory / "run" / "users.conf").stat().st_mode & 0o077 == 0
 
 
-def test_a_job_works_under_its_own_user(chart_redis: ChartRedis, tmp_path: Path) -> None:
+def test_a_job_works_with_its_own_user(chart_redis: ChartRedis, tmp_path: Path) -> None:
     """Command, undo, a Redis that is killed in between, and the next process of the job: with a real server and the
     key of the job alone; and Redis has refused nothing."""
     server = Server(tmp_path / "server", PLAYBOOK, "--redis", chart_redis.url())
@@ -97,8 +97,8 @@ def test_a_job_works_under_its_own_user(chart_redis: ChartRedis, tmp_path: Path)
     assert chart_redis.refused() == set()
 
 
-def test_an_agent_works_under_the_agents_user(chart_redis: ChartRedis, tmp_path: Path) -> None:
-    """Command, undo, a Redis that is killed in between, the next process of the agent; Redis has refused nothing."""
+def test_an_agent_works_with_the_agents_user(chart_redis: ChartRedis, tmp_path: Path) -> None:
+    """Command, undo, a Redis kill in between, and the agent's next process; Redis refuses nothing."""
     node = Node(tmp_path / "node", chart_redis.url())
     key = key_of(node)
     try:
@@ -120,7 +120,7 @@ def test_an_agent_works_under_the_agents_user(chart_redis: ChartRedis, tmp_path:
     assert chart_redis.refused() == set()
 
 
-def test_the_documented_users_are_the_charts(chart_redis: ChartRedis) -> None:
+def test_the_documented_users_match_the_charts(chart_redis: ChartRedis) -> None:
     """docs/how-to/redis.md shows the chart's rules, with the server as `server`; but a node's agent is confined
     to this node there."""
     charts_own = dict(line.split(" ", 1) for line in (chart_redis.directory / "etc" / "users").read_text().splitlines())
@@ -140,8 +140,8 @@ def documented_users() -> str:
     return block.body
 
 
-def test_an_agent_works_under_the_documented_user_of_its_node(tmp_path: Path) -> None:
-    """And the server beside it; another node's keys are refused."""
+def test_an_agent_works_with_the_documented_user_of_its_node(tmp_path: Path) -> None:
+    """The server works next to it; another node's keys are refused."""
     (tmp_path / "users.acl").write_text(documented_users())
     port = free_port()
     options = ("--bind", "127.0.0.1", "--port", str(port), "--save", "", "--aclfile", "users.acl")
@@ -168,7 +168,7 @@ def has_started(node: Node) -> bool:
         return False
 
 
-def test_who_is_there_from_before_goes_on_through_an_upgrade(tmp_path: Path) -> None:
+def test_clients_from_before_an_upgrade_continue_to_work(tmp_path: Path) -> None:
     """A job and an agent with the server's password work on when Redis gets its users, and after it; an agent of the
     new release that is started first waits until Redis knows its user."""
     kept = {"own": {"password": "of-the-server"}}
@@ -197,8 +197,8 @@ def test_who_is_there_from_before_goes_on_through_an_upgrade(tmp_path: Path) -> 
                 eventually(lambda: client.exists(envelope.job_presence("llm-1")), 60, "the job is there")
 
 
-def test_a_user_without_a_password_keeps_nobody_else_out(tmp_path: Path) -> None:
-    """A job whose password somebody has forgotten to put into their Secret cannot log in; the others can. Without the
+def test_a_user_without_a_password_blocks_no_other_user(tmp_path: Path) -> None:
+    """A job whose password is missing from its user's Secret cannot log in; the others can. Without the
     server's password Redis does not start, for its user would need none."""
     values = {"redis": {"users": {"existingSecret": "users", "jobs": ["llm-1"]}}}
     with ChartRedis(tmp_path / "a", values, {"users": {"agent": "of-the-agents"}}) as chart_redis:
@@ -284,8 +284,8 @@ def others(whose: str) -> list[list[str]]:
         ("agent", ["job:llm-1", "job:n1"]),
     ],
 )
-def test_a_user_can_do_nothing_beyond_its_own(chart_redis: ChartRedis, user: str, whose: list[str]) -> None:
-    """Neither read nor write the streams, presence or memory of others, nor read replies, nor administer."""
+def test_a_user_is_limited_to_its_own_keys(chart_redis: ChartRedis, user: str, whose: list[str]) -> None:
+    """It cannot access other users' streams, presence or memory, read replies, or administer."""
     attempts = [*ADMINISTRATION, *REPLIES, *(attempt for each in whose for attempt in others(each))]
     # To its own streams only the server writes.
     attempts += [["XADD", f"trainmedic:commands:{own}", "*", "command", "{}"] for own in ("job:llm-1", "node:n1")]
@@ -317,10 +317,10 @@ LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
 
 
 @pytest.mark.parametrize("trimming", [[], ["MAXLEN", "0"]], ids=["as an entry", "and trimmed away"])
-def test_who_uses_up_the_ids_of_replies_silences_nobody_for_long(
+def test_exhausted_reply_ids_block_clients_only_briefly(
     chart_redis: ChartRedis, tmp_path: Path, trimming: list[str]
 ) -> None:
-    """Redis then takes no reply of anybody; the server has the ids begin anew."""
+    """Redis then accepts no reply from any client; the server resets the ids."""
     server = Server(tmp_path / "server", PLAYBOOK, "--redis", chart_redis.url())
     with contextlib.ExitStack() as ended, chart_redis.client("job-llm-2") as tenant:
         server.start(TRAINMEDIC_SIGNING_KEY=KEY)
@@ -336,8 +336,8 @@ def test_who_uses_up_the_ids_of_replies_silences_nobody_for_long(
         assert server.only_run()["steps"][0]["status"] == "succeeded"
 
 
-def test_a_password_is_its_users_alone(chart_redis: ChartRedis) -> None:
-    """No user logs in with the password of another, and nobody without one."""
+def test_a_password_is_valid_only_for_its_user(chart_redis: ChartRedis) -> None:
+    """No user logs in with the password of another, or without one."""
     passwords = {"": "", **chart_redis.passwords}
     assert len(set(passwords.values())) == 5
     for user in chart_redis.passwords:

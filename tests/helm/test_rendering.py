@@ -67,8 +67,8 @@ def faults(found: Object, kubernetes: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS)
-def test_the_chart_has_nothing_to_complain_of(combination: str) -> None:
-    """`helm lint --strict` has no warning."""
+def test_the_chart_lints_without_warnings(combination: str) -> None:
+    """`helm lint --strict` reports none."""
     report = helm_python.lint(charts.CHART, dict(COMBINATIONS[combination]), strict=True, namespace=charts.NAMESPACE)
     assert report["errors"] == []
     assert [one for one in report["messages"] if one["severity"] > 1] == []
@@ -77,12 +77,12 @@ def test_the_chart_has_nothing_to_complain_of(combination: str) -> None:
 @pytest.mark.parametrize("kubernetes", KUBERNETES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("combination", COMBINATIONS)
 def test_every_object_is_valid(combination: str, kubernetes: Path) -> None:
-    """By the OpenAPI schemas of the version, and those of the operator's kinds; an unknown field is a fault."""
+    """The version's OpenAPI schemas and the operator's kinds accept it; an unknown field is an error."""
     assert [fault for found in charts.objects(combination) for fault in faults(found, kubernetes)] == []
 
 
-def test_the_schemas_refuse_what_is_wrong() -> None:
-    """An unknown field, a wrong type and a missing field are told, deep inside and of a custom kind too."""
+def test_the_schemas_reject_invalid_objects() -> None:
+    """An unknown field, a wrong type and a missing field are reported, at any depth and in custom kinds too."""
     (newest,) = KUBERNETES[-1:]
     deployment = charts.one(charts.objects("everything"), "Deployment")
     deployment["spec"]["template"]["spec"]["containers"][0]["readOnlyRootFilesystem"] = True
@@ -96,7 +96,7 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
 
 
 def test_at_least_three_supported_versions_are_known() -> None:
-    """And the oldest that the chart accepts."""
+    """They include the oldest that the chart accepts."""
     versions = [path.stem.removeprefix("kubernetes-") for path in KUBERNETES]
     oldest = re.fullmatch(r">=(\d+\.\d+)\.0-0", charts.chart().metadata["kubeVersion"])
     assert oldest
@@ -105,8 +105,8 @@ def test_at_least_three_supported_versions_are_known() -> None:
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS)
-def test_objects_belong_together(combination: str) -> None:
-    """No two of a kind share a name; what selects pods selects the pods of one component; what is named exists."""
+def test_objects_are_consistent(combination: str) -> None:
+    """Names are unique per kind; a selector selects pods of one component; every reference exists."""
     found = charts.objects(combination)
     names = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in found]
     assert len(names) == len(set(names))
@@ -184,8 +184,8 @@ def masked(found: list[Object]) -> str:
 
 
 @pytest.mark.parametrize("combination", WITH_GOLDEN_FILE)
-def test_what_is_rendered_is_what_was_agreed(combination: str) -> None:
-    """The golden file shows every change of a template in review. WRITE_GOLDEN=1 writes them anew."""
+def test_the_rendered_chart_matches_the_golden_file(combination: str) -> None:
+    """The file shows every template change in review. WRITE_GOLDEN=1 writes it again."""
     path = GOLDEN / f"{combination}.yaml"
     text = masked(charts.objects(combination))
     if os.environ.get("WRITE_GOLDEN"):
@@ -195,7 +195,7 @@ def test_what_is_rendered_is_what_was_agreed(combination: str) -> None:
 
 @pytest.mark.parametrize("combination", COMBINATIONS)
 def test_the_notes_say_what_to_do_next(combination: str) -> None:
-    """They name the release's own objects, and nothing is left unrendered."""
+    """They name the release's own objects, and leave no placeholder."""
     notes = charts.rendered(COMBINATIONS[combination])["trainmedic/templates/NOTES.txt"]
     values = COMBINATIONS[combination]
     assert f"helm test {charts.RELEASE}" in notes

@@ -46,7 +46,7 @@ def is_agent(pod: str) -> bool:
 
 @every_combination
 def test_no_container_is_privileged(combination: str) -> None:
-    """Capabilities are dropped, and only the agent gets any back: those that its duties need."""
+    """Capabilities are dropped, and only the agent regains those that its functions need."""
     for pod, spec in charts.pods(charts.objects(combination)):
         for container in spec["containers"]:
             context = container["securityContext"]
@@ -63,8 +63,8 @@ def test_no_container_is_privileged(combination: str) -> None:
 
 
 @every_combination
-def test_root_is_the_exception(combination: str) -> None:
-    """Every pod runs as a user of its own, but for the agent that sets power limits, cleans or reads logs."""
+def test_running_as_root_is_the_exception(combination: str) -> None:
+    """Every pod has its own user, except the agent that sets power limits, cleans or reads logs."""
     for pod, spec in charts.pods(charts.objects(combination)):
         context = spec["securityContext"]
         is_root = is_agent(pod) and combination in ROOT
@@ -75,7 +75,7 @@ def test_root_is_the_exception(combination: str) -> None:
 
 @every_combination
 def test_nothing_of_the_node_is_shared(combination: str) -> None:
-    """No host network or IPC, no host path but those named, and the processes only where it was asked for."""
+    """No host network or IPC, no host path except those named, and processes only on request."""
     for pod, spec in charts.pods(charts.objects(combination)):
         assert not spec.get("hostNetwork")
         assert not spec.get("hostIPC")
@@ -88,7 +88,7 @@ def test_nothing_of_the_node_is_shared(combination: str) -> None:
 
 @every_combination
 def test_the_root_filesystem_is_read_only(combination: str) -> None:
-    """What is written goes to volumes that are bounded, or the pod's own."""
+    """Writes go to volumes with a size limit, or the pod's own."""
     for _, spec in charts.pods(charts.objects(combination)):
         for container in spec["containers"]:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
@@ -98,8 +98,8 @@ def test_the_root_filesystem_is_read_only(combination: str) -> None:
 
 
 @every_combination
-def test_a_token_for_the_cluster_is_mounted_where_it_is_used_alone(combination: str) -> None:
-    """That is the server where an action, or identity, is enabled; no account mounts its own by itself."""
+def test_a_cluster_token_is_mounted_only_where_it_is_used(combination: str) -> None:
+    """That is the server if an action, or identity, is enabled; no account mounts its token by default."""
     kubernetes = COMBINATIONS[combination].get("kubernetes", {})
     uses = bool(kubernetes.get("actions") or kubernetes.get("identity"))
     found = charts.objects(combination)
@@ -113,8 +113,8 @@ def test_a_token_for_the_cluster_is_mounted_where_it_is_used_alone(combination: 
 
 
 @every_combination
-def test_no_secret_is_the_same_twice(combination: str) -> None:
-    """There is no default: what is not given is random, long, and another one in each release."""
+def test_generated_secrets_are_never_the_same(combination: str) -> None:
+    """There is no default: a secret that is not given is random, long, and different in each release."""
     again = [each for each in charts.parsed(charts.rendered(COMBINATIONS[combination])) if each["kind"] == "Secret"]
     seen: set[str] = set()
     for found in [*(each for each in charts.objects(combination) if each["kind"] == "Secret"), *again]:
@@ -132,7 +132,7 @@ def test_no_secret_is_the_same_twice(combination: str) -> None:
 
 
 @every_combination
-def test_no_secret_stands_outside_a_secret(combination: str) -> None:
+def test_no_secret_appears_outside_a_secret_object(combination: str) -> None:
     """Neither in a variable, nor in an argument, nor in a ConfigMap."""
     found = charts.objects(combination)
     hidden = {
@@ -147,8 +147,8 @@ def test_no_secret_stands_outside_a_secret(combination: str) -> None:
 
 
 @every_combination
-def test_every_container_has_bounds_and_is_watched(combination: str) -> None:
-    """Requests and a limit of memory; probes for what keeps running. The agent watches the reader of logs itself."""
+def test_every_container_has_limits_and_probes(combination: str) -> None:
+    """Requests, a memory limit, and probes for long-running ones. The agent watches the log reader itself."""
     for pod, spec in charts.pods(charts.objects(combination)):
         for container in spec["containers"]:
             assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
@@ -159,7 +159,7 @@ def test_every_container_has_bounds_and_is_watched(combination: str) -> None:
 
 @every_combination
 def test_network_policies_cover_every_component(combination: str) -> None:
-    """Each has one, unless they are switched off; Redis lets in the release's own and who is named."""
+    """Each component has one, unless disabled; Redis admits the release's own pods and named clients."""
     found = charts.objects(combination)
     policies = [each for each in found if each["kind"] == "NetworkPolicy"]
     components = {
@@ -178,8 +178,8 @@ def test_network_policies_cover_every_component(combination: str) -> None:
         assert {"namespaceSelector": {}} not in rule["from"]
 
 
-def test_the_default_observes_and_asks_for_tokens() -> None:
-    """Nothing is changed, and nobody is let in without a token."""
+def test_the_default_observes_and_requires_tokens() -> None:
+    """Nothing is changed, and no client is admitted without a token."""
     server = charts.one(charts.objects("default"), "Deployment")["spec"]["template"]["spec"]["containers"][0]
     environment = variables(server)
     assert environment["TRAINMEDIC_MODE"] == "observe"
@@ -192,8 +192,8 @@ def variables(container: Object) -> dict[str, str]:
     return {one["name"]: one.get("value", "from elsewhere") for one in container["env"]}
 
 
-def test_no_taint_keeps_the_agent_off_its_node() -> None:
-    """It is needed most where something is wrong: a taint of a playbook's must not end it."""
+def test_no_taint_evicts_the_agent() -> None:
+    """It is needed most when something is wrong: a playbook's taint must not end it."""
     agent = charts.one(charts.objects("default"), "DaemonSet")["spec"]["template"]["spec"]
     assert agent["tolerations"] == [{"operator": "Exists"}]
 
@@ -207,8 +207,8 @@ KEPT_ON_A_VOLUME = [
 
 
 @pytest.mark.parametrize("combination", KEPT_ON_A_VOLUME)
-def test_no_pod_of_ours_forbids_a_drain_of_its_node(combination: str) -> None:
-    """As long as what it keeps is on a volume: an emptyDir on disk is data to a drain."""
+def test_no_chart_pod_blocks_a_drain_of_its_node(combination: str) -> None:
+    """Provided that its data are on a volume: to a drain, an emptyDir on disk is data."""
     for name, spec in charts.pods(charts.objects(combination)):
         if name.startswith("DaemonSet"):
             continue
@@ -218,8 +218,8 @@ def test_no_pod_of_ours_forbids_a_drain_of_its_node(combination: str) -> None:
         assert on_disk == [], name
 
 
-def test_who_comes_from_outside_the_cluster_is_let_in_where_that_was_asked_for() -> None:
-    """A network policy names pods; a load balancer's clients are none. Who is named in serverFrom stays alone."""
+def test_external_clients_are_admitted_on_request() -> None:
+    """A network policy names pods, and a load balancer's clients are not pods. serverFrom stays exclusive."""
     peer = {"ipBlock": {"cidr": "10.0.0.0/8"}}
     for values, sources in (
         ({}, [{"namespaceSelector": {}}]),
@@ -232,8 +232,8 @@ def test_who_comes_from_outside_the_cluster_is_let_in_where_that_was_asked_for()
 
 
 @pytest.mark.parametrize("combination", ["logs", "kernel-log", "everything"])
-def test_the_container_that_reads_logs_has_no_secret(combination: str) -> None:
-    """It has no key, no Redis and no policy; and the agent beside it sees no log but what it cleans."""
+def test_the_log_reading_container_has_no_secret(combination: str) -> None:
+    """It has no key, no Redis and no policy; the agent next to it sees only the logs that it cleans."""
     spec = charts.one(charts.objects(combination), "DaemonSet")["spec"]["template"]["spec"]
     agent, reader = spec["containers"]
     assert reader["name"] == READER
@@ -248,10 +248,10 @@ def test_the_container_that_reads_logs_has_no_secret(combination: str) -> None:
 
 
 @pytest.mark.parametrize("combination", ["logs", "kernel-log", "everything"])
-def test_the_container_that_reads_logs_shares_the_state_directory_alone_and_has_its_own_limits(
+def test_the_log_reading_container_shares_only_the_state_directory_and_has_its_own_limits(
     combination: str,
 ) -> None:
-    """There the agent awaits it at a socket. A shared /tmp would let its user put links where root opens files."""
+    """The agent awaits it there at a socket. In a shared /tmp its user could put links where root opens files."""
     agent, reader = charts.one(charts.objects(combination), "DaemonSet")["spec"]["template"]["spec"]["containers"]
     writable = [{each["name"] for each in one["volumeMounts"] if not each.get("readOnly")} for one in (agent, reader)]
     assert writable[0] & writable[1] == {"state"}

@@ -59,7 +59,7 @@ def test_an_upgrade_keeps_every_generated_secret(stand_in: ApiServer, helm: helm
 
 
 def test_a_new_key_is_added_and_the_others_stay(stand_in: ApiServer, helm: helm_python.Config) -> None:
-    """A Secret of an earlier release that lacks a key gets it."""
+    """This is for a Secret of an earlier release that lacks a key."""
     first = rendered(helm, is_upgrade=False)
     install(stand_in, first)
     stand_in.objects.patch(
@@ -71,15 +71,15 @@ def test_a_new_key_is_added_and_the_others_stay(stand_in: ApiServer, helm: helm_
     assert {name for name in after if after[name] != before[name]} == {"viewer-token", "tokens.yaml"}
 
 
-def test_what_is_generated_outlives_an_uninstall() -> None:
-    """Secrets and the history are kept, for a new install under the same name."""
+def test_generated_secrets_and_the_history_outlive_an_uninstall() -> None:
+    """They are kept for a new install under the same name."""
     kept = [each for each in charts.objects("default") if each["kind"] in ("Secret", "PersistentVolumeClaim")]
     assert len(kept) == 5
     assert all(each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for each in kept)
 
 
 def test_another_release_in_the_same_namespace_shares_nothing() -> None:
-    """No object of one has the name of an object of the other."""
+    """No two objects of the releases have the same name."""
 
     def names(release: str) -> set[tuple[str, str]]:
         found = charts.parsed(charts.rendered(charts.COMBINATIONS["everything"], name=release))
@@ -88,7 +88,7 @@ def test_another_release_in_the_same_namespace_shares_nothing() -> None:
     assert not names("one") & names("two")
 
 
-def test_long_names_are_cut_to_what_kubernetes_takes() -> None:
+def test_long_names_are_cut_to_the_limit_of_kubernetes() -> None:
     """A Service's name has 63 characters at most."""
     found = charts.parsed(charts.rendered(charts.COMBINATIONS["everything"], name="a" * 53))
     assert max(len(each["metadata"]["name"]) for each in found if each["kind"] != "ClusterRole") <= 63
@@ -133,8 +133,8 @@ def test_an_upgrade_from_the_first_chart_changes_no_immutable_field() -> None:
         assert {name: now.get(name) for name in fields} == fields, combination
 
 
-def test_values_of_an_earlier_chart_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    """As `helm upgrade --reuse-values` gives them: new values would be missing everywhere."""
+def test_values_of_an_earlier_chart_are_rejected_with_instructions(tmp_path: Path) -> None:
+    """They come from `helm upgrade --reuse-values`, which would lack all new values."""
     earlier = tmp_path / "trainmedic"
     shutil.copytree(charts.CHART, earlier)
     values = yaml.safe_load((earlier / "values.yaml").read_text())

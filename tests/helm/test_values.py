@@ -316,8 +316,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_wrong_value_is_refused_and_named(case: str) -> None:
-    """The message has the path of the value, and what is allowed."""
+def test_an_invalid_value_is_rejected_by_name(case: str) -> None:
+    """The message has the value's path and the allowed values."""
     values, told = REFUSED[case]
     with pytest.raises(helm_python.HelmError) as caught:
         charts.rendered(values)
@@ -327,8 +327,8 @@ def test_a_wrong_value_is_refused_and_named(case: str) -> None:
 @pytest.mark.parametrize(
     "name", ["*", "llm-?", "llm-[12]", "llm\\\\1", "a:b", "a b", "a/b", "LLM", "-a", "a.", "", "a" * 64]
 )
-def test_a_job_that_could_name_others_or_no_secret_is_refused(name: str) -> None:
-    """Its name becomes part of a rule, in which some characters stand for many, and of a Secret's name."""
+def test_a_job_that_could_match_others_or_no_secret_is_rejected(name: str) -> None:
+    """Its name becomes part of a rule, in which some characters are wildcards, and of a Secret's name."""
     with pytest.raises(helm_python.HelmError, match=r"'/redis/users/jobs/0': .* does not match pattern"):
         charts.rendered({"redis": {"users": {"jobs": [name]}}})
 
@@ -357,8 +357,8 @@ def declared(schema: Any, default: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
-def test_every_value_has_its_schema_and_every_schema_its_value() -> None:
-    """values.yaml and values.schema.json name the same."""
+def test_values_and_schemas_match() -> None:
+    """values.yaml and values.schema.json name the same values."""
     defaults = yaml.safe_load((charts.CHART / "values.yaml").read_text())
     known = set(declared(SCHEMA, defaults))
     # Those that only some clusters need have no default, and stand under one that has.
@@ -403,8 +403,8 @@ def written() -> str:
     return "\n".join(lines)
 
 
-def test_the_readme_is_made_from_the_values() -> None:
-    """The chart's README has every value with its default and comment. WRITE_GOLDEN=1 writes it anew."""
+def test_the_readme_is_generated_from_the_values() -> None:
+    """The chart's README has every value with its default and comment. WRITE_GOLDEN=1 writes it again."""
     page = REFERENCE.read_text()
     before, rest = page.split("| value | default | meaning |", 1)
     after = rest.split("\n\n", 1)[1] if "\n\n" in rest else ""
@@ -414,7 +414,7 @@ def test_the_readme_is_made_from_the_values() -> None:
     assert REFERENCE.read_text() == wanted
 
 
-def test_the_schema_follows_the_code() -> None:
+def test_the_schema_matches_the_code() -> None:
     """The definitions of settings, of the policy and of messages are those that the code gives. WRITE_GOLDEN=1 writes
     them anew; they stand first."""
     text = SCHEMA_FILE.read_text()
@@ -449,7 +449,7 @@ def test_the_schema_knows_the_fields_of_the_newest_kubernetes(definition: str, k
 
 
 def test_every_setting_and_duration_that_the_server_takes_is_accepted() -> None:
-    """The schema is no stricter than the server: whole numbers as text, capitals, and durations of several units."""
+    """The schema is as lenient as the server: integers as text, capitals, and durations in several units."""
     given = {
         "TRAINMEDIC_MAX_AGE": "1h30m",
         "TRAINMEDIC_RETENTION": "1y2w",
@@ -470,8 +470,8 @@ def test_every_setting_and_duration_that_the_server_takes_is_accepted() -> None:
     settings.load({}, {name: str(environment[name]) for name in given})
 
 
-def test_the_icon_is_the_consoles() -> None:
-    """In the chart itself: no website has it."""
+def test_the_chart_has_the_consoles_icon() -> None:
+    """It is embedded in the chart: no website hosts it."""
     icon = charts.chart().metadata["icon"].removeprefix("data:image/svg+xml;base64,")
     console = charts.ROOT / "app" / "trainmedic_server" / "console" / "static" / "icon.svg"
     assert base64.b64decode(icon) == console.read_bytes()

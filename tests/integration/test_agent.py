@@ -27,8 +27,8 @@ def node(tmp_path: Path, redis_url: str) -> Iterator[Node]:
         yield running
 
 
-def test_a_command_is_carried_out_and_answered(node: Node) -> None:
-    """First accepted, then its outcome with the executor's output; the stream is left empty."""
+def test_a_command_is_executed_and_answered(node: Node) -> None:
+    """It is accepted, then answered with the executor's output; the stream is empty afterwards."""
     command = node.send(node.command("gpu.power_limit"))
     reply = node.final(command)
     assert (reply.status, reply.output, reply.sender, reply.rank) == (
@@ -42,8 +42,8 @@ def test_a_command_is_carried_out_and_answered(node: Node) -> None:
     eventually(lambda: node.pending() == 0, 60, "an empty stream")
 
 
-def test_the_presence_says_what_the_node_offers(node: Node) -> None:
-    """Who it is, which actions the policy allows, which GPUs there are; the key expires by itself."""
+def test_the_presence_lists_what_the_node_offers(node: Node) -> None:
+    """It states the identity, the allowed actions and the GPUs; the key expires by itself."""
     presence = node.presence()
     assert presence is not None
     assert presence["node"] == "n1"
@@ -55,8 +55,8 @@ def test_the_presence_says_what_the_node_offers(node: Node) -> None:
         assert 0 < int(client.ttl(envelope.agent_presence("n1"))) <= 30  # type: ignore[arg-type]
 
 
-def test_of_two_agents_with_one_name_none_is_commanded(node: Node) -> None:
-    """A copied setting must not cap a GPU of the wrong node; what was taken is still given back."""
+def test_two_agents_with_one_name_get_no_commands(node: Node) -> None:
+    """A copied setting must not cap a GPU of the wrong node; earlier caps are still reverted."""
     cap = node.send(node.command("gpu.power_limit"))
     node.final(cap)
     now = envelope.write_time(envelope.utc_now())
@@ -72,8 +72,8 @@ def test_of_two_agents_with_one_name_none_is_commanded(node: Node) -> None:
     assert sum("another agent has the name n1 too" in line for line in node.agent.log.read_text().splitlines()) == 1
 
 
-def test_a_repeat_is_answered_and_not_done_again(node: Node) -> None:
-    """At once, while it runs, and after a restart of the agent."""
+def test_a_repeated_command_is_answered_and_not_executed_again(node: Node) -> None:
+    """The repeat comes at once, while the command runs, or after a restart of the agent."""
     command = node.command("gpu.power_limit", seconds=0.3)
     node.send(command)
     node.noted(f"begin {command.id}")
@@ -89,8 +89,8 @@ def test_a_repeat_is_answered_and_not_done_again(node: Node) -> None:
     assert node.notes() == [f"begin {command.id}", f"end {command.id}"]
 
 
-def test_what_was_interrupted_is_resumed(node: Node) -> None:
-    """Killed in the middle of a command, the next process finishes it, knowing that it is the second to try."""
+def test_an_interrupted_command_is_resumed(node: Node) -> None:
+    """The agent is killed during a command; the next process finishes it and knows of the first attempt."""
     command = node.send(node.command("gpu.power_limit", seconds=0.5))
     node.noted(f"begin {command.id}")
     node.kill()
@@ -100,8 +100,8 @@ def test_what_was_interrupted_is_resumed(node: Node) -> None:
     assert node.notes() == [f"begin {command.id}", f"begin {command.id} resumed", f"end {command.id} resumed"]
 
 
-def test_what_was_interrupted_and_has_expired_is_taken_back(node: Node) -> None:
-    """Too late to finish it: nothing of it stays in force, and the answer is that it was not applied. The same
+def test_an_interrupted_and_expired_command_is_reverted(node: Node) -> None:
+    """It is too late to finish it: none of it stays active, and the answer is that it was not applied. The same
     command can come again with more time."""
     command = node.send(node.command("gpu.power_limit", lasting=0.7, seconds=5))
     node.noted(f"begin {command.id}")
@@ -115,8 +115,8 @@ def test_what_was_interrupted_and_has_expired_is_taken_back(node: Node) -> None:
     assert node.final(again, nth=2).status == envelope.APPLIED
 
 
-def test_only_genuine_timely_and_allowed_commands_are_carried_out(node: Node) -> None:
-    """Each refusal has its status and says why; none leaves a trace."""
+def test_only_genuine_timely_and_allowed_commands_are_executed(node: Node) -> None:
+    """Each refusal has its status and gives the reason; none leaves a trace."""
 
     def outcome(command: envelope.Command, key: str | None = KEY) -> tuple[str, str]:
         reply = node.final(node.send(command, key))
@@ -138,8 +138,8 @@ def test_only_genuine_timely_and_allowed_commands_are_carried_out(node: Node) ->
     assert node.notes() == []
 
 
-def test_an_unreadable_message_is_left_out(node: Node) -> None:
-    """It stops nothing behind it."""
+def test_an_unreadable_message_is_skipped(node: Node) -> None:
+    """The messages after it are processed."""
     with redis.Redis.from_url(node.url) as client:
         client.xadd(envelope.node_commands("n1"), {"command": b"{"})
         client.xadd(envelope.node_commands("n1"), {"command": b'{"v": 2}'})
@@ -149,7 +149,7 @@ def test_an_unreadable_message_is_left_out(node: Node) -> None:
 
 
 def test_without_a_policy_the_agent_only_reads(tmp_path: Path, redis_url: str) -> None:
-    """Reading is answered, changing is rejected, and the reply says what is missing."""
+    """Reads are answered, changes are rejected, and the reply names what is missing."""
     with Node(tmp_path / "node", redis_url, policy=None) as node:
         assert node.do("node.facts") == (envelope.APPLIED, {"load": 1.0})
         status, output = node.do("gpu.power_limit")
@@ -157,24 +157,24 @@ def test_without_a_policy_the_agent_only_reads(tmp_path: Path, redis_url: str) -
         assert output["reason"].endswith("no policy file, so it only reads")
 
 
-def test_the_policy_that_forbids_is_named(tmp_path: Path, redis_url: str) -> None:
-    """With its path, so that who reads the history knows where to look."""
+def test_the_policy_that_forbids_a_command_is_named(tmp_path: Path, redis_url: str) -> None:
+    """The reply has its path, so that readers of the history know where to look."""
     with Node(tmp_path / "node", redis_url, policy="allow: [disk.clean]") as node:
         status, output = node.do("gpu.power_limit")
         assert status == envelope.REJECTED
         assert str(tmp_path / "node" / "policy.yaml") in output["reason"]
 
 
-def test_failures_are_answered_with_what_is_known(node: Node) -> None:
-    """A failure that the executor reports, and one that it did not foresee; the worker queue goes on."""
+def test_failures_are_answered_with_the_known_details(node: Node) -> None:
+    """One failure is reported by the executor, one was unforeseen; the worker queue continues."""
     assert node.do("gpu.power_limit", fail=True) == (envelope.FAILED, {"reason": "as it was told", "watts": 1})
     reason = "ZeroDivisionError: division by zero; it may have had an effect"
     assert node.do("node.facts", divisor=0) == (envelope.FAILED, {"reason": reason, "may_be_done": True})
     assert node.do("node.facts")[0] == envelope.APPLIED
 
 
-def test_an_undo_of_what_was_never_applied_bars_it(node: Node) -> None:
-    """The undo succeeds with nothing to do, and the command that comes too late is refused, also after a restart."""
+def test_an_undo_of_an_unapplied_command_blocks_it(node: Node) -> None:
+    """The undo succeeds without work, and the late command is rejected, also after a restart."""
     late = node.command("gpu.power_limit")
     assert node.do("gpu.power_limit", undo_of=late.id, restore=True) == (
         envelope.APPLIED,
@@ -187,8 +187,8 @@ def test_an_undo_of_what_was_never_applied_bars_it(node: Node) -> None:
     assert node.notes() == []
 
 
-def test_an_agent_whose_journal_was_lost_does_not_say_that_there_is_nothing_to_undo(node: Node) -> None:
-    """The card may be capped still. It knows of what is sent from then on, also of what it never got."""
+def test_an_agent_that_lost_its_journal_does_not_claim_nothing_to_undo(node: Node) -> None:
+    """The card may still be capped. The agent knows of later commands, including those it never received."""
     cap = node.send(node.command("gpu.power_limit"))
     assert node.final(cap).status == envelope.APPLIED
     node.kill()
@@ -202,16 +202,16 @@ def test_an_agent_whose_journal_was_lost_does_not_say_that_there_is_nothing_to_u
     assert node.do("gpu.power_limit", undo_of="no-id-of-a-server", restore=True)[0] == envelope.FAILED
 
 
-def test_an_undo_waits_for_what_it_takes_back(node: Node) -> None:
-    """Sent while the first is still running, it is carried out after it."""
+def test_an_undo_waits_for_its_command(node: Node) -> None:
+    """Sent while the command is still running, the undo is executed after it."""
     first = node.send(node.command("gpu.power_limit", seconds=0.3))
     undo = node.send(node.command("gpu.power_limit", undo_of=first.id, restore=True))
     assert node.final(undo).status == envelope.APPLIED
     assert node.notes() == [f"begin {first.id}", f"end {first.id}", f"undo {undo.id}", f"end {undo.id}"]
 
 
-def test_a_stricter_policy_does_not_bar_an_undo(node: Node) -> None:
-    """What was taken under the old policy is given back under the new one."""
+def test_a_stricter_policy_does_not_block_an_undo(node: Node) -> None:
+    """Changes made under the old policy are reverted under the new one."""
     first = node.send(node.command("gpu.power_limit"))
     assert node.final(first).status == envelope.APPLIED
     node.agent.end()
@@ -221,7 +221,7 @@ def test_a_stricter_policy_does_not_bar_an_undo(node: Node) -> None:
     assert node.do("gpu.power_limit", undo_of=first.id, restore=True)[0] == envelope.APPLIED
 
 
-def test_a_long_cleanup_holds_up_no_cap(node: Node) -> None:
+def test_a_long_cleanup_does_not_delay_a_cap(node: Node) -> None:
     """Each worker queue has a thread of its own."""
     cleanup = node.send(node.command("disk.clean", seconds=20))
     node.noted(f"begin {cleanup.id}")
@@ -230,7 +230,7 @@ def test_a_long_cleanup_holds_up_no_cap(node: Node) -> None:
 
 
 def test_sigterm_leaves_nothing_half_done(node: Node) -> None:
-    """It ends within seconds: what can be finished is, the next process resumes the rest; the presence is gone."""
+    """It ends within seconds: commands finish or are resumed by the next process; the presence is removed."""
     cap = node.send(node.command("gpu.power_limit", seconds=0.5))
     cleanup = node.send(node.command("disk.clean", seconds=60, lasting=120))
     waiting = node.send(node.command("disk.clean"))
@@ -249,7 +249,7 @@ def test_sigterm_leaves_nothing_half_done(node: Node) -> None:
 
 
 def test_a_second_signal_ends_it_at_once(node: Node) -> None:
-    """Even where an executor does not end."""
+    """This works even if an executor does not end."""
     command = node.send(node.command("gpu.power_limit", seconds=30))
     node.noted(f"begin {command.id}")
     process = node.agent.process
@@ -261,8 +261,8 @@ def test_a_second_signal_ends_it_at_once(node: Node) -> None:
 
 
 @pytest.mark.parametrize("keeps_its_data", [True, False])
-def test_redis_that_dies_stops_nothing(tmp_path: Path, own_redis: type[RedisServer], keeps_its_data: bool) -> None:
-    """What was begun is finished, its reply waits in the journal, over a restart of the agent too, and arrives when
+def test_a_failure_of_redis_stops_nothing(tmp_path: Path, own_redis: type[RedisServer], keeps_its_data: bool) -> None:
+    """A started command is finished; its reply waits in the journal, even over a restart, and arrives when
     Redis is back; a repeat is not done again, although Redis may have forgotten everything."""
     data = tmp_path / "redis"
     data.mkdir()
@@ -289,8 +289,8 @@ def test_redis_that_dies_stops_nothing(tmp_path: Path, own_redis: type[RedisServ
         assert "connected to Redis again" in log.read_text()
 
 
-def test_an_agent_that_cannot_remember_does_not_act(node: Node) -> None:
-    """While its journal cannot be written each command fails, with the reason; then it goes on."""
+def test_an_agent_that_cannot_write_its_journal_does_not_act(node: Node) -> None:
+    """During this time each command fails with the reason; afterwards the agent continues."""
     pid = node.agent.process.pid
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     status, output = node.do("gpu.power_limit")

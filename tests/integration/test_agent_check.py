@@ -58,8 +58,8 @@ def told(driver: Driver, *options: str | Path, status: int = 0, **more: Any) -> 
     return report
 
 
-def test_it_warns_where_reads_leave_no_trace(tmp_path: Path, policy: Path, driver: Driver) -> None:
-    """A root on a filesystem that is mounted with noatime, which the rule's ages would rest on."""
+def test_it_warns_if_reads_do_not_update_access_times(tmp_path: Path, policy: Path, driver: Driver) -> None:
+    """The root is on a filesystem mounted with noatime, but the rule's ages depend on access times."""
     launcher = (
         "unshare",
         "--user",
@@ -79,7 +79,7 @@ def test_it_warns_where_reads_leave_no_trace(tmp_path: Path, policy: Path, drive
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="who may not set power limits is told so, and ends with 1")
 def test_it_shows_what_the_node_offers(tmp_path: Path, policy: Path, driver: Driver, redis_url: str) -> None:
-    """GPUs with limits, actions, rules with their roots; a root that is not there yet is only warned of."""
+    """It lists GPUs with limits, actions, and rules with roots; a missing root causes only a warning."""
     given = ("--policy", policy, "--state-dir", tmp_path / "state", "--redis", redis_url, "--node", "n1")
     report = told(driver, *given, TRAINMEDIC_SIGNING_KEY="a key of sixteen or more characters")
     assert report["actions"] == ["disk.clean", "gpu.power_limit", "logs.read", "node.facts", "node.health"]
@@ -101,8 +101,8 @@ def test_it_shows_what_the_node_offers(tmp_path: Path, policy: Path, driver: Dri
     assert "Warning: no signing key is set" in shown.stdout
 
 
-def test_it_names_what_repairs_lack(tmp_path: Path, driver: Driver) -> None:
-    """Programs, and the engine's socket."""
+def test_it_names_missing_requirements_of_repairs(tmp_path: Path, driver: Driver) -> None:
+    """These are programs and the engine's socket."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(
         "allow: [node.restart_unit, node.restart_container, gpu.reset, node.reboot]\n"
@@ -115,16 +115,16 @@ def test_it_names_what_repairs_lack(tmp_path: Path, driver: Driver) -> None:
     assert f"no container engine listens at {tmp_path}/none" in errors
 
 
-def test_a_mistake_in_the_policy_is_shown_where_it_is(tmp_path: Path, policy: Path, driver: Driver) -> None:
-    """File, line and column; and the rest is looked at all the same."""
+def test_an_error_in_the_policy_is_shown_with_its_position(tmp_path: Path, policy: Path, driver: Driver) -> None:
+    """The position is file, line and column; the rest is checked all the same."""
     policy.write_text(policy.read_text().replace("min_age", "min_ages"))
     report = told(driver, "--policy", policy, "--redis", NO_REDIS, "--state-dir", tmp_path, status=1)
     assert any(one.startswith(f"{policy}:5:") and "did you mean 'min_age'?" in one for one in report["errors"])
     assert len(report["gpus"]) == len(driver.cards)
 
 
-def test_a_command_of_slurm_that_is_missing_is_an_error(tmp_path: Path, driver: Driver) -> None:
-    """Also if scontrol, here a script, answers."""
+def test_a_missing_slurm_command_is_an_error(tmp_path: Path, driver: Driver) -> None:
+    """This holds even if scontrol, here a script, answers."""
     scontrol = tmp_path / "scontrol"
     scontrol.write_text("#!/bin/sh\n")
     scontrol.chmod(0o755)
@@ -135,10 +135,10 @@ def test_a_command_of_slurm_that_is_missing_is_an_error(tmp_path: Path, driver: 
 
 
 @pytest.mark.parametrize("is_genuine", [True, False])
-def test_the_agent_that_runs_is_told_where_its_presence_is_genuine(
+def test_the_running_agent_is_reported_if_its_presence_is_genuine(
     tmp_path: Path, policy: Path, driver: Driver, redis_url: str, is_genuine: bool
 ) -> None:
-    """With a signing key. What somebody else has put there is no agent."""
+    """A signing key is set. A presence written by another process is not an agent."""
     key = envelope.agent_presence("n1")
     now = envelope.write_time(datetime.now(UTC))
     raw = json.dumps({"node": "n1", "host": "here", "pid": 4242, "version": "0.1.0", "at": now}).encode()
@@ -153,8 +153,8 @@ def healthy(driver: Driver, *options: str) -> subprocess.CompletedProcess[str]:
     return agent(driver, "health", *options)
 
 
-def test_a_node_is_healthy_where_every_gpu_can_be_worked_on(driver: Driver) -> None:
-    """Neither Redis nor a policy is needed: playbooks run it where there is none. Each GPU has its line."""
+def test_a_node_is_healthy_if_every_gpu_is_usable(driver: Driver) -> None:
+    """Neither Redis nor a policy is needed: playbooks run it without them. Each GPU has its line."""
     done = healthy(driver, f"--gpus={len(driver.cards)}")
     assert (done.returncode, "Fault: " in done.stderr) == (0, False)
     listed = [line.split()[2] for line in done.stdout.splitlines() if line.startswith("GPU ")]
@@ -172,8 +172,8 @@ def test_a_node_is_healthy_where_every_gpu_can_be_worked_on(driver: Driver) -> N
         ("unloaded", "Fault: "),
     ],
 )
-def test_a_node_with_a_broken_gpu_is_not_healthy(driver: Driver, trouble: str, told: str) -> None:
-    """One that does not answer, has broken memory, or is not there at all; each is named, and the end is 1."""
+def test_a_node_with_a_broken_gpu_is_unhealthy(driver: Driver, trouble: str, told: str) -> None:
+    """GPUs that are silent, missing or have broken memory are named, and the exit status is 1."""
     expected = len(driver.cards)
     match trouble:
         case "lost":
@@ -194,18 +194,18 @@ def test_a_node_with_a_broken_gpu_is_not_healthy(driver: Driver, trouble: str, t
     assert "this node is not healthy" in done.stderr
 
 
-def test_redis_that_is_away_has_a_status_of_its_own(tmp_path: Path, driver: Driver) -> None:
-    """3, as for every command that cannot reach what it needs. The password is not shown."""
+def test_unavailable_redis_has_a_status_of_its_own(tmp_path: Path, driver: Driver) -> None:
+    """It is 3, as for every command that cannot reach a service. The password is not shown."""
     done = agent(driver, "check", "--redis", "redis://:secret@127.0.0.1:1/0", "--state-dir", tmp_path)
     assert done.returncode == 3
     assert "Redis cannot be used: ConnectionError: Error 111" in done.stderr
     assert "secret" not in done.stdout + done.stderr
 
 
-def test_what_the_policy_allows_and_the_user_may_not_is_an_error(
+def test_what_the_policy_allows_but_the_user_may_not_do_is_an_error(
     tmp_path: Path, policy: Path, driver: Driver, redis_url: str
 ) -> None:
-    """A power limit without the privilege, a root that a link leads to, a state directory that is a file."""
+    """Examples: a power limit without privilege, a root that is a link, a state directory that is a file."""
     (tmp_path / "missing").symlink_to(tmp_path / "scratch")
     launcher = ("setpriv", "--bounding-set", "-sys_admin,-lease") if os.geteuid() == 0 else ()
     given = ("--policy", policy, "--redis", redis_url, "--state-dir", policy)
@@ -217,15 +217,15 @@ def test_what_the_policy_allows_and_the_user_may_not_is_an_error(
     assert any("CAP_LEASE" in one for one in report["warnings"])
 
 
-def test_a_setting_that_is_wrong_ends_with_2(driver: Driver) -> None:
-    """As everywhere."""
+def test_a_wrong_setting_ends_with_2(driver: Driver) -> None:
+    """All commands use this status."""
     assert agent(driver, "check", "--redis", "http://x").returncode == 2
 
 
-def test_a_running_agent_is_seen_and_left_alone(
+def test_a_running_agent_is_detected_and_left_alone(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
 ) -> None:
-    """The check says which it is, and that it has another policy than the file says by now. Releasing its caps is
+    """The check identifies it and reports that its policy differs from the file. Releasing its caps is
     refused while it runs, and done when it is stopped."""
     with GpuNode(tmp_path / "node", redis_url, make_driver(2)) as node:
         given = ("--node", "n1", "--redis", redis_url, "--state-dir", node.state)
@@ -248,10 +248,10 @@ def test_a_running_agent_is_seen_and_left_alone(
         assert undone.output["nothing_to_undo"] is True
 
 
-def test_power_that_cannot_be_given_back_is_told(
+def test_power_limits_that_cannot_be_restored_are_reported(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
 ) -> None:
-    """A driver that is gone: status 1, and the next attempt succeeds."""
+    """The driver is missing: status 1, and the next attempt succeeds."""
     with GpuNode(tmp_path / "node", redis_url, make_driver(1)) as node:
         node.final(node.send(node.cap("0", percent=80)))
         node.agent.end()
@@ -265,17 +265,15 @@ def test_power_that_cannot_be_given_back_is_told(
 
 
 def test_a_root_in_the_agents_state_directory_is_an_error(tmp_path: Path, policy: Path, driver: Driver) -> None:
-    """Found by the check, and named; at a cleaning it is refused too."""
+    """The check finds and names it; a cleanup rejects it too."""
     given = ("--policy", policy, "--state-dir", tmp_path, "--redis", NO_REDIS)
     done = agent(driver, "check", *given)
     assert done.returncode == 1
     assert f"{tmp_path} is the agent's state directory" in done.stderr
 
 
-def test_a_gpu_that_was_taken_out_is_forgotten(
-    tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
-) -> None:
-    """Its record outlives the agent: it is missed, with its last error, until somebody says that it is gone for good.
+def test_a_removed_gpu_is_forgotten(tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]) -> None:
+    """Its record outlives the agent: it is missing, with its last error, until a user declares it removed.
     Not while the agent runs; and a name that is none says which there are."""
     with GpuNode(tmp_path / "node", redis_url, make_driver(2)) as node:
         gone, given = cards(2)[0], ("--state-dir", node.state)

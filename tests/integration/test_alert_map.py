@@ -83,8 +83,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
             yield Site(server, path, url)
 
 
-def test_an_alert_of_this_site_runs_and_that_of_another_is_recorded(site: Site) -> None:
-    """Over a kill and a change of the map, the end of the original ends the run; both names find it."""
+def test_an_alert_of_this_site_runs_and_one_of_another_is_recorded(site: Site) -> None:
+    """After a kill and a map change the end of the original ends the run; both names find it."""
     hour = timedelta(hours=1)
     labels = {"alertname": "HostFeverish", "box": "gpu-31", "instance": "exporter:9100"}
     site.post(hour, **labels, site="alpine")
@@ -118,8 +118,8 @@ def test_an_alert_of_this_site_runs_and_that_of_another_is_recorded(site: Site) 
     assert "not accepted by the alert map" in told or "decision: not_accepted" in told
 
 
-def test_a_broken_map_keeps_the_good_one_and_is_told(site: Site) -> None:
-    """In /ready, /playbooks and status; a mended one is taken in without a restart."""
+def test_a_broken_map_keeps_the_good_one_and_is_reported(site: Site) -> None:
+    """/ready, /playbooks and status report it; a fixed map is loaded without a restart."""
     assert site.server.ask("/ready").body["alert_map"]["ok"] is True
     site.map.write_text("rename: [{alert: A, az: B}]")
     broken = eventually(
@@ -139,7 +139,7 @@ def test_a_broken_map_keeps_the_good_one_and_is_told(site: Site) -> None:
 
 
 def test_an_unknown_alert_comes_with_the_entry_that_would_rename_it(site: Site) -> None:
-    """By the metric of its rule; in the API and for people."""
+    """The metric of its rule determines the entry, which the API and the text output show."""
     site.post(timedelta(hours=1), alertname="Alarm 4711", gpu="2", node="gpu-8", site="alpine")
     item = eventually(
         lambda: next(iter(site.server.ask("/alerts?reacted=false").body["items"]), None), 60, "the alert heard"
@@ -153,8 +153,8 @@ def test_an_unknown_alert_comes_with_the_entry_that_would_rename_it(site: Site) 
     assert "then watch reacts, if its conditions hold" in told
 
 
-def test_a_map_that_could_never_be_loaded_lets_nothing_act(tmp_path: Path) -> None:
-    """The server starts, is not ready and says why; it records alerts, and acts once the file is mended."""
+def test_a_map_that_was_never_loaded_blocks_all_actions(tmp_path: Path) -> None:
+    """The server starts, is not ready and gives the reason; it records alerts, and acts once the file is fixed."""
     path = tmp_path / "site.yaml"
     path.write_text("accept: [")
     with Server(tmp_path / "server", PLAYBOOK, "--alert-map", str(path)) as server:

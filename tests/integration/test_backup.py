@@ -54,8 +54,8 @@ class Deliveries(threading.Thread):
         self.join()
 
 
-def test_a_server_goes_on_from_a_copy_that_was_made_under_load(tmp_path: Path) -> None:
-    """What was acknowledged before a copy began is in it, webhooks go on meanwhile, and nothing is left beside it."""
+def test_a_server_resumes_from_a_copy_made_under_load(tmp_path: Path) -> None:
+    """The copy has all that was acknowledged before it; webhooks continue, and no other file is left."""
     copies = tmp_path / "copies"
     copies.mkdir()
     with Server(tmp_path / "first", PLAYBOOK, "--mode", "observe") as server, Deliveries(server) as deliveries:
@@ -91,8 +91,8 @@ def all_alerts(server: Server) -> list[dict[str, dict[str, str]]]:
         cursor = f"&cursor={page['next']}"
 
 
-async def test_what_cannot_be_copied_leaves_no_file(tmp_path: Path) -> None:
-    """Each with its reason; a file that is there already is left as it is."""
+async def test_a_failed_copy_leaves_no_file(tmp_path: Path) -> None:
+    """Each failure gives its reason; an existing file stays unchanged."""
     store, copied = tmp_path / "trainmedic.db", tmp_path / "copy.db"
     none = back_up("--state-dir", tmp_path, copied)
     assert (none.exit_code, "no run store" in none.stderr) == (2, True)
@@ -112,7 +112,7 @@ async def test_what_cannot_be_copied_leaves_no_file(tmp_path: Path) -> None:
 
 
 async def test_two_copies_to_one_file_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that is whole first has the name, the other is refused; nothing but that file is touched."""
+    """The first complete copy gets the name, the other is rejected; only that file is touched."""
     url, copied, beside = f"sqlite:///{tmp_path}/trainmedic.db", tmp_path / "copy.db", tmp_path / "copy.db.partial"
     await SqlStore.open(url).close()
     beside.write_text("mine")

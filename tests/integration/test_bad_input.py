@@ -109,8 +109,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_what_is_no_delivery_is_refused_with_the_right_status(world: World, address: Address, name: str) -> None:
-    """400 where it is not JSON in UTF-8, 422 and the field where it is not Alertmanager's."""
+async def test_an_invalid_delivery_is_rejected_with_the_right_status(world: World, address: Address, name: str) -> None:
+    """400 if it is not JSON in UTF-8, 422 with the field if it is not Alertmanager's."""
     content, status, field = REFUSED[name]
     answer = await post(address, content)
     assert answer.status_code == status, answer.text[:300]
@@ -144,7 +144,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 async def test_hostile_text_is_data_everywhere(world: World, address: Address, text: str) -> None:
-    """It is taken, kept and shown exactly as it was sent, and forges no line of a log, stream or file."""
+    """It is accepted, stored and shown exactly as sent, and forges no line of a log, stream or file."""
     labels = {"alertname": text, "node": "node-1", "path": text}
     with logged() as lines:
         answer = await post(address, body(alert(labels=labels, annotations={text: text})))
@@ -176,16 +176,16 @@ BOMB = zlib.compress(b" " * 100 * MIB)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, gzip", "identity, gzip"])
-async def test_compressed_bodies_are_never_unpacked(world: World, address: Address, encoding: str) -> None:
-    """A bomb stays packed: 415, and which encoding is taken."""
+async def test_compressed_bodies_are_never_decompressed(world: World, address: Address, encoding: str) -> None:
+    """A bomb stays compressed: the answer is 415 with the accepted encoding."""
     answer = await post(address, BOMB, **{"content-encoding": encoding})
     assert answer.status_code == 415
     assert answer.headers["accept-encoding"] == "identity"
     assert world.engine.deliveries == []
 
 
-async def test_an_announced_size_over_the_limit_is_refused_unread(address: Address) -> None:
-    """413 comes before a byte of the body, and no 100 Continue invites it."""
+async def test_an_announced_size_over_the_limit_is_rejected_unread(address: Address) -> None:
+    """413 is sent before a byte of the body is read, without a preceding 100 Continue."""
     head = b"POST /webhook HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999999999999\r\n"
     answer = await address.raw(head + b"Expect: 100-continue\r\n\r\n")
     assert answer.startswith((b"HTTP/1.1 413", b"HTTP/1.1 400"))
@@ -195,8 +195,8 @@ async def test_an_announced_size_over_the_limit_is_refused_unread(address: Addre
     assert b"100 Continue" not in answer
 
 
-async def test_a_body_over_the_limit_is_refused_while_it_comes(address: Address) -> None:
-    """Without a length the bytes are counted; the client gets to see the answer."""
+async def test_a_body_over_the_limit_is_rejected_during_its_transfer(address: Address) -> None:
+    """Without a length the bytes are counted; the client receives the answer."""
 
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(12):
@@ -207,8 +207,8 @@ async def test_a_body_over_the_limit_is_refused_while_it_comes(address: Address)
     assert answer.headers["connection"] == "close"
 
 
-async def test_a_slow_body_is_given_up(world: World, address: Address) -> None:
-    """408 after the deadline, however steadily a byte drips."""
+async def test_a_slow_body_times_out(world: World, address: Address) -> None:
+    """The answer is 408, however steadily the bytes arrive."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
 
     async def drip() -> None:
@@ -225,8 +225,8 @@ async def test_a_slow_body_is_given_up(world: World, address: Address) -> None:
     assert world.engine.deliveries == []
 
 
-async def test_a_body_that_breaks_off_is_no_delivery(world: World, address: Address) -> None:
-    """The connection ends before the announced length is there."""
+async def test_a_truncated_body_is_not_a_delivery(world: World, address: Address) -> None:
+    """The connection ends before the announced length has arrived."""
     _, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(b"POST /webhook HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (len(GOOD) + 1) + GOOD)
     await writer.drain()
@@ -236,8 +236,8 @@ async def test_a_body_that_breaks_off_is_no_delivery(world: World, address: Addr
     assert world.engine.deliveries == []
 
 
-async def test_headers_that_do_not_come_end_the_connection() -> None:
-    """A connection costs nothing for long: silent, dripping, or stopped in the middle."""
+async def test_incomplete_headers_end_the_connection() -> None:
+    """A silent, slow or stopped connection does not take up resources for long."""
 
     async def drip(address: Address, start: bytes) -> bytes:
         reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -274,8 +274,8 @@ async def test_headers_that_do_not_come_end_the_connection() -> None:
     ],
     ids=["one big header", "big path", "many headers", "TLS", "odd version", "smuggling", "negative length"],
 )
-async def test_what_is_not_http_is_refused_at_once(address: Address, request_bytes: bytes) -> None:
-    """400, 414 or 431, or the end of the connection, in bounded memory."""
+async def test_a_non_http_request_is_rejected_at_once(address: Address, request_bytes: bytes) -> None:
+    """The answer is 400, 414 or 431, or the connection ends, in bounded memory."""
     try:
         answer = await address.raw(request_bytes, 5)
     except ConnectionError:

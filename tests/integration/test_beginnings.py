@@ -42,8 +42,8 @@ def ended(server: Server, playbook: str) -> list[str]:
     return [run["status"] for run in server.runs() if run["playbook"] == playbook and run["status"] not in open_ones]
 
 
-def test_each_beginning_starts_one_run_over_kills(server: Server) -> None:
-    """An event that is sent again, the end of a run, and the minutes of a schedule."""
+def test_each_trigger_starts_one_run_despite_kills(server: Server) -> None:
+    """The triggers are an event sent again, the end of a run and the minutes of a schedule."""
     with server:
         body = {"job": "llm-1", "id": "e1"}
         first = server.ask("/events/rack", body)

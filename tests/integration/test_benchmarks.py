@@ -53,15 +53,15 @@ SMALL = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_explains_its_options(name: str) -> None:
-    """``--help`` works, so the module at least loads."""
+    """``--help`` works, so the module can at least be loaded."""
     argv = [sys.executable, "-W", "error", "-m", f"benchmarks.{name}", "--help"]
     done = subprocess.run(argv, cwd=ROOT, env={"PYTHONPATH": PYTHON_PATH}, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_run_gives_a_figure(name: str) -> None:
-    """From start to end, with everything that it measures."""
+def test_a_small_run_prints_a_figure(name: str) -> None:
+    """It runs from start to end with all its measurements."""
     arguments, figure = SMALL[name]
     argv = [sys.executable, "-W", "error", "-m", f"benchmarks.{name}", *arguments]
     done = subprocess.run(
@@ -91,8 +91,8 @@ def test_the_sender_gets_a_reply_for_every_request(tmp_path: Path) -> None:
     assert [exchange.status for exchange in unknown] == [404]
 
 
-def test_a_server_that_goes_away_is_an_error_not_a_silence(tmp_path: Path) -> None:
-    """A request whose connection is lost raises."""
+def test_a_lost_server_connection_is_an_error_not_a_silence(tmp_path: Path) -> None:
+    """A request whose connection is lost raises an exception."""
 
     async def ask_a_server_that_hangs_up() -> None:
         hang_up = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
@@ -105,7 +105,7 @@ def test_a_server_that_goes_away_is_an_error_not_a_silence(tmp_path: Path) -> No
 
 
 def test_a_storm_names_every_job_once() -> None:
-    """Distinct jobs, fingerprints and the promised number of webhooks."""
+    """Jobs and fingerprints are distinct, and the number of webhooks is as promised."""
     bodies = [json.loads(request.partition(b"\r\n\r\n")[2]) for request in alert_storm.deliveries(100, 10)]
     alerts = [entry for body in bodies for entry in body["alerts"]]
     assert (len(bodies), len(alerts)) == (10, 100)

@@ -48,8 +48,8 @@ def metric(server: Server, name: str) -> float:
     return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
 
-def test_a_broken_file_is_told_and_stops_nothing(tmp_path: Path, redis_url: str) -> None:
-    """Not the server that runs, not the reload of other files, not a start after a kill, and no undo that is owed."""
+def test_a_broken_file_is_reported_and_blocks_nothing(tmp_path: Path, redis_url: str) -> None:
+    """The running server, the reload of other files, a start after a kill and a pending undo are unaffected."""
     with Server(tmp_path, f"{PLAYBOOK}\n---\n{OTHER}", "--redis", redis_url) as server, Job("llm", redis_url) as job:
         assert server.ask("/webhook", delivery("Spike", "llm")).status == 200
         eventually(lambda: job.done, 60, "applied")
@@ -76,8 +76,8 @@ def test_a_broken_file_is_told_and_stops_nothing(tmp_path: Path, redis_url: str)
         assert job.done == ["job.scale_lr 0.5", "job.scale_lr 2"]
 
 
-def test_a_run_whose_stored_playbook_is_refused_today_still_gives_back(tmp_path: Path, redis_url: str) -> None:
-    """As when an earlier version of the server let in what this one does not."""
+def test_a_run_whose_stored_playbook_is_now_rejected_still_reverts(tmp_path: Path, redis_url: str) -> None:
+    """An earlier version of the server accepted the playbook."""
     with Server(tmp_path, PLAYBOOK, "--redis", redis_url) as server, Job("llm", redis_url) as job:
         assert server.ask("/webhook", delivery("Spike", "llm")).status == 200
         eventually(lambda: job.done and server.only_run()["steps"][0]["status"] == "succeeded", 60, "applied")
@@ -101,7 +101,7 @@ def test_a_run_whose_stored_playbook_is_refused_today_still_gives_back(tmp_path:
 
 @pytest.mark.parametrize("template", ["{{ '{:>1000000000}'.format('x') }}", "{{ 20000000 | round(20000000, 'ceil') }}"])
 def test_a_template_that_explodes_fails_its_step(tmp_path: Path, redis_url: str, template: str) -> None:
-    """With the reason, while the server answers."""
+    """The step gives the reason, and the server still answers."""
     text = PLAYBOOK.partition("steps:")[0] + f'steps:\n  - {{action: notify, with: {{message: "{template}"}}}}\n'
     with Server(tmp_path, text, "--redis", redis_url) as server, Job("llm", redis_url):
         assert server.ask("/webhook", delivery("Spike", "llm")).status == 200
@@ -112,7 +112,7 @@ def test_a_template_that_explodes_fails_its_step(tmp_path: Path, redis_url: str,
 
 
 def test_no_label_hangs_the_server(tmp_path: Path, redis_url: str) -> None:
-    """Whatever the pattern that it is matched with."""
+    """This holds for any pattern that it is matched with."""
     patterns = ["(llm|train|llm-train|-)+[0-9]*", ".*a.*a.*a.*a.*a.*b", "(a+)+b"]
     texts = [
         PLAYBOOK.replace("slow-down", f"p{number}").replace(

@@ -81,7 +81,7 @@ def command_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLi
 
 
 def test_a_run_waits_and_is_approved_from_the_command_line(command_line: CommandLine) -> None:
-    """The operator finds it in the history, lets it go on, and the note and the actor are kept."""
+    """The operator finds it in the history and approves it; the note and the actor are stored."""
     run_id = command_line.alert("llm-approved")
     listed = command_line.run("history", "--status", "awaiting_approval", "--job", "llm-approved")
     assert run_id[-8:] in listed.out
@@ -95,8 +95,8 @@ def test_a_run_waits_and_is_approved_from_the_command_line(command_line: Command
     assert '"go ahead"' in story
 
 
-def test_what_is_cancelled_in_the_middle_of_a_step_is_said_to_end_with_it(command_line: CommandLine) -> None:
-    """Nobody is to wait for a next step that does not come, nor to believe that the order was lost."""
+def test_a_cancellation_during_a_step_is_reported_to_end_with_it(command_line: CommandLine) -> None:
+    """The operator neither waits for a next step nor believes that the command was lost."""
     run_id = command_line.alert("llm-cancelled", "Jump")
     command_line.wait_for_line(run_id, "at back")
     ordered = command_line.run("runs", "cancel", run_id)
@@ -106,7 +106,7 @@ def test_what_is_cancelled_in_the_middle_of_a_step_is_said_to_end_with_it(comman
 
 
 def test_a_playbook_is_started_with_inputs(command_line: CommandLine) -> None:
-    """The inputs name the target and reach the question; wrong ones are refused by name, also ``true`` as a number."""
+    """They name the target and reach the question; wrong ones are rejected by name, also ``true`` as a number."""
     started = command_line.run("runs", "start", "by-hand", "--input", "job=llm-9", "--input", "watts=300")
     assert started.code == 0, started.err
     command_line.wait_for_line(started.out.rpartition("run ")[2].strip(), "Cap llm-9 at 301 watts?")
@@ -124,7 +124,7 @@ def test_a_playbook_is_started_with_inputs(command_line: CommandLine) -> None:
     assert (refused.value.code, "inputs.watts" in refused.value.read().decode()) == (422, True)
 
 
-def test_a_key_is_of_one_request(command_line: CommandLine) -> None:
+def test_a_key_belongs_to_one_request(command_line: CommandLine) -> None:
     """Repeated with other labels it starts nothing, and is not answered with the earlier run."""
     request = ["runs", "start", "by-hand", "--input", "job=llm-10", "--key", "once", "--label", "team=a"]
     started = command_line.run(*request)
@@ -136,8 +136,8 @@ def test_a_key_is_of_one_request(command_line: CommandLine) -> None:
     assert f"the key 'once' was used for another request, which has started run {run_id}" in refused.err
 
 
-def test_an_order_that_does_not_fit_is_refused_with_1(command_line: CommandLine) -> None:
-    """The server says why."""
+def test_a_command_that_does_not_apply_is_rejected_with_1(command_line: CommandLine) -> None:
+    """The server gives the reason."""
     run_id = command_line.alert("llm-rejected")
     assert command_line.run("runs", "reject", run_id).code == 0
     refused = command_line.run("runs", "approve", run_id)
@@ -146,15 +146,15 @@ def test_an_order_that_does_not_fit_is_refused_with_1(command_line: CommandLine)
     assert "rejected" in refused.err
 
 
-def test_what_is_not_there_ends_with_5(command_line: CommandLine) -> None:
-    """A run that does not exist is told apart from a server that does not."""
+def test_a_missing_object_ends_with_5(command_line: CommandLine) -> None:
+    """A missing run is distinguished from an unavailable server."""
     missing = command_line.run("history", "show", "019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a")
     assert missing.code == 5
     assert "019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a" in missing.err
 
 
-def test_a_job_that_is_not_remembered_cannot_be_said_to_have_ended(command_line: CommandLine) -> None:
-    """Whatever its name is made of; nor may a viewer say so, nor anybody without a note."""
+def test_an_unknown_job_cannot_be_declared_ended(command_line: CommandLine) -> None:
+    """This holds for any name; neither a viewer nor a user without a note may declare it."""
     for job in ("llm-9", "team/llm 9?#"):
         refused = command_line.run("jobs", "end", job, "--note", "by scancel")
         assert refused.code == 5, refused
@@ -163,8 +163,8 @@ def test_a_job_that_is_not_remembered_cannot_be_said_to_have_ended(command_line:
     assert command_line.run("jobs", "end", "llm-9").code == 2
 
 
-def test_a_token_that_may_not_ends_with_4(command_line: CommandLine) -> None:
-    """Unknown tokens and tokens without the role, each with its reason."""
+def test_an_unauthorized_token_ends_with_4(command_line: CommandLine) -> None:
+    """Unknown tokens and tokens without the role each give their reason."""
     assert command_line.run("history", TRAINMEDIC_TOKEN="guess").code == 4
     viewer = command_line.run("pause", TRAINMEDIC_TOKEN="look")
     assert viewer.code == 4
@@ -172,14 +172,14 @@ def test_a_token_that_may_not_ends_with_4(command_line: CommandLine) -> None:
 
 
 def test_the_token_can_be_in_a_file(command_line: CommandLine, tmp_path: Path) -> None:
-    """So that it is in no command line and no environment."""
+    """It then appears in no command line or environment."""
     file = tmp_path / "token"
     file.write_text("look\n")
     assert command_line.run("history", TRAINMEDIC_TOKEN="", TRAINMEDIC_TOKEN_FILE=str(file)).code == 0
 
 
 def test_pause_and_resume_are_shown_in_the_status(command_line: CommandLine) -> None:
-    """By whom too, where the server tells it."""
+    """The status names the actor if the server states it."""
     assert command_line.run("pause").out.startswith("paused by ann since ")
     paused = command_line.run("status")
     assert paused.code == 0
@@ -187,15 +187,15 @@ def test_pause_and_resume_are_shown_in_the_status(command_line: CommandLine) -> 
     assert command_line.run("resume").out == "not paused, breaker closed\n"
 
 
-def test_the_status_is_there_for_programs_too(command_line: CommandLine) -> None:
-    """One JSON document with everything that the text shows."""
+def test_the_status_is_available_as_json(command_line: CommandLine) -> None:
+    """One JSON document contains everything that the text shows."""
     status = json.loads(command_line.run("status", "--output", "json").out)
     assert status["ready"]["ready"] is True
     assert [item["name"] for item in status["playbooks"]["items"]] == ["ask-first", "by-hand", "go-back"]
 
 
-def test_the_history_is_there_for_programs_too(command_line: CommandLine) -> None:
-    """JSON and CSV hold the same runs, and a filter that nothing matches gives empty ones."""
+def test_the_history_is_available_as_json_and_csv(command_line: CommandLine) -> None:
+    """Both hold the same runs, and a filter without matches gives empty ones."""
     run_id = command_line.alert("llm-listed")
     (item,) = json.loads(command_line.run("history", "--job", "llm-listed", "--output", "json").out)
     assert item["run_id"] == run_id
@@ -208,8 +208,8 @@ def test_the_history_is_there_for_programs_too(command_line: CommandLine) -> Non
     assert "playbook 'ask-frist' is not loaded; did you mean 'ask-first'?" in nothing
 
 
-def test_repeated_options_add_up_or_are_refused(command_line: CommandLine) -> None:
-    """None is dropped without a word."""
+def test_repeated_options_add_up_or_are_rejected(command_line: CommandLine) -> None:
+    """None is dropped silently."""
     first, second = command_line.alert("llm-first"), command_line.alert("llm-second")
     both = command_line.run("history", "--job", "llm-first", "--job", "llm-second", "--output", "json")
     assert [item["run_id"] for item in json.loads(both.out)] == [second, first]
@@ -219,8 +219,8 @@ def test_repeated_options_add_up_or_are_refused(command_line: CommandLine) -> No
     assert (refused.code, "given more than once" in refused.err) == (2, True)
 
 
-def test_how_things_stand_and_who_is_there(command_line: CommandLine) -> None:
-    """What waits for a person is in `now`; the lists of playbooks, agents and jobs have their commands."""
+def test_now_and_the_lists_show_what_is_pending_and_connected(command_line: CommandLine) -> None:
+    """`now` lists pending approvals; playbooks, agents and jobs have their own commands."""
     run_id = command_line.alert("llm-now")
     told = command_line.run("now").out
     assert told.startswith("mode enforce; not paused; breaker closed; ")
@@ -233,8 +233,8 @@ def test_how_things_stand_and_who_is_there(command_line: CommandLine) -> None:
     assert "next tell: http.request" in command_line.run("history", "show", run_id[-8:]).out
 
 
-def test_a_limit_is_kept(command_line: CommandLine) -> None:
-    """And --all lifts it."""
+def test_a_limit_is_applied(command_line: CommandLine) -> None:
+    """The option --all lifts it."""
     for number in range(3):
         command_line.alert(f"llm-many-{number}")
     limited = json.loads(command_line.run("history", "--limit", "2", "--output", "json").out)
@@ -243,13 +243,13 @@ def test_a_limit_is_kept(command_line: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("since", ["1h", "2020-01-01", "2020-01-01T00:00:00Z"])
-def test_times_are_moments_or_how_long_ago(command_line: CommandLine, since: str) -> None:
-    """A moment without a zone is in this machine's."""
+def test_times_are_absolute_or_relative(command_line: CommandLine, since: str) -> None:
+    """A time without a zone is in this machine's zone."""
     assert command_line.run("history", "--since", since).code == 0
 
 
 def test_a_wrong_time_ends_with_2(command_line: CommandLine) -> None:
-    """Without asking the server."""
+    """The server is not asked."""
     wrong = command_line.run("history", "--since", "yesterday")
     assert wrong.code == 2
     assert "neither a time" in wrong.err
@@ -264,16 +264,16 @@ def test_a_server_can_be_named_before_the_subcommand(command_line: CommandLine) 
     assert shown.code == 0, shown.err
 
 
-def test_what_an_alert_says_cannot_steer_the_terminal(command_line: CommandLine) -> None:
-    """Escape sequences and marks of direction in annotations are shown, not obeyed."""
+def test_text_in_an_alert_cannot_control_the_terminal(command_line: CommandLine) -> None:
+    """Escape sequences and direction marks in annotations are shown, not obeyed."""
     run_id = command_line.alert("llm-evil", summary="\x1b[2J\u202egnp.exe")
     story = command_line.run("history", "show", run_id).out
     assert "\\x1b[2J\\u202egnp.exe" in story
     assert "\x1b" not in story
 
 
-def test_following_shows_what_happens(command_line: CommandLine, tmp_path: Path) -> None:
-    """First what there is, then each event of the runs that were asked for."""
+def test_follow_shows_past_and_new_events(command_line: CommandLine, tmp_path: Path) -> None:
+    """Existing entries come first, then each event of the selected runs."""
     log = tmp_path / "followed"
     arguments = [sys.executable, "-u", "-m", "trainmedic_server", "history", "--follow", "--playbook", "ask-first"]
     with Program(arguments, log, command_line.environment()) as following:
@@ -289,8 +289,8 @@ def test_following_shows_what_happens(command_line: CommandLine, tmp_path: Path)
         assert "job:llm-followed-" in log.read_text()
 
 
-def test_why_says_what_happened_to_an_alert_and_what_would_happen_now(command_line: CommandLine) -> None:
-    """With the run, by a viewer's token; the run that is open is named."""
+def test_why_explains_what_happened_to_an_alert_and_what_would_happen_now(command_line: CommandLine) -> None:
+    """It works with a viewer's token and names the open run."""
     run_id = command_line.alert("llm-why")
     told = command_line.run("why", "--alert", "Trouble", "--label", "job_name=llm-why", TRAINMEDIC_TOKEN="look")
     assert told.code == 0, told.err
@@ -303,16 +303,16 @@ def test_why_says_what_happened_to_an_alert_and_what_would_happen_now(command_li
     assert [alert["reacted"] for alert in listed["heard"]] == [True]
 
 
-def test_why_says_of_an_alert_that_nobody_heard_what_is_missing(command_line: CommandLine) -> None:
-    """That it did not arrive, and that no playbook would take it."""
+def test_why_reports_what_is_missing_for_an_alert_never_received(command_line: CommandLine) -> None:
+    """It says that the alert did not arrive and that no playbook would handle it."""
     told = command_line.run("why", "--alert", "Troubles", "--label", "job_name=x")
     assert "No alert Troubles with these labels was received" in told.out
     assert "no playbook reacts to 'Troubles'; did you mean 'Trouble'?" in told.out
     assert command_line.run("why", "--alert", "Trouble", "--label", "job_name").code == 2
 
 
-def test_an_alert_that_alertmanager_keeps_back_is_explained_as_such(command_line: CommandLine, tmp_path: Path) -> None:
-    """What would follow is said, and that it will not come."""
+def test_an_alert_suppressed_by_alertmanager_is_explained_as_such(command_line: CommandLine, tmp_path: Path) -> None:
+    """The output describes what would follow, and that the alert will not come."""
     alert = tmp_path / "alerts.json"
     labels = {"alertname": "Trouble", "job_name": "llm-silenced"}
     status = {"state": "suppressed", "silencedBy": ["5f3a"], "inhibitedBy": []}
@@ -323,7 +323,7 @@ def test_an_alert_that_alertmanager_keeps_back_is_explained_as_such(command_line
 
 
 def test_a_run_can_be_explained_by_the_server(command_line: CommandLine, tmp_path: Path) -> None:
-    """What the history shows of it is an alert that explain takes."""
+    """The history of a run contains an alert that explain accepts."""
     run_id = command_line.alert("llm-explained")
     shown = tmp_path / "run.json"
     shown.write_text(command_line.run("history", "show", run_id, "--output", "json").out)

@@ -15,7 +15,7 @@ from trainmedic_server.cli import history
 from trainmedic_server.domain.run import Decision, Status
 
 
-def test_a_server_that_is_not_there_ends_with_3_and_says_what_to_do() -> None:
+def test_an_unavailable_server_ends_with_3_and_a_hint() -> None:
     """The message names the URL and how to start or name a server."""
     nowhere = f"http://127.0.0.1:{free_port()}"
     away = CommandLine(nowhere).run("status")
@@ -26,18 +26,18 @@ def test_a_server_that_is_not_there_ends_with_3_and_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://[::1"])
 def test_a_wrong_url_ends_with_2(url: str) -> None:
-    """It is a mistake in the command, not a server that is away."""
+    """It is an error in the command, not an unavailable server."""
     assert CommandLine(url).run("history").code == 2
 
 
 def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
-    """As options are."""
+    """The same holds for options."""
     wrong = CommandLine("").run("histroy")
     assert (wrong.code, "Did you mean history?" in wrong.err) == (2, True)
 
 
-def test_the_whole_help_can_be_read() -> None:
-    """Every command and subcommand explains itself, the exit codes included."""
+def test_all_help_texts_can_be_read() -> None:
+    """Every command and subcommand describes itself, including the exit codes."""
     assert "Exit codes:" in CommandLine("").run("--help").out
     for command in (
         "serve",
@@ -61,7 +61,7 @@ def test_the_whole_help_can_be_read() -> None:
     [("history, pauses, runs, status", ("fastapi", "sqlalchemy", "pydantic", "redis")),
      ("logs, playbook", ("fastapi", "sqlalchemy"))],
 )  # fmt: skip
-def test_commands_do_not_load_what_only_the_server_needs(commands: str, libraries: tuple[str, ...]) -> None:
+def test_commands_do_not_load_server_dependencies(commands: str, libraries: tuple[str, ...]) -> None:
     """They start in a fraction of the time that the server's libraries take."""
     script = (
         "import sys; from trainmedic_core.cli import completion;"
@@ -76,7 +76,7 @@ def test_commands_do_not_load_what_only_the_server_needs(commands: str, librarie
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_are_printed(shell: str) -> None:
-    """For each shell, and they call back the command."""
+    """Each shell has its script, which calls the command back."""
     assert f"_TRAINMEDIC_COMPLETE={shell}_complete" in CommandLine("").run("completion", shell).out
 
 
@@ -92,13 +92,12 @@ def test_completion_scripts_are_printed(shell: str) -> None:
     ],
 )
 def test_bash_completes_commands_and_values(typed: str, offered: str) -> None:
-    """The script does what it is for."""
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
     assert CommandLine("").run(**words, _TRAINMEDIC_COMPLETE="bash_complete").out.split() == [offered]
 
 
 def test_the_filters_know_every_status_and_reason() -> None:
-    """A wrong one ends with 2, and names those that there are."""
+    """A wrong value ends with 2, and the message names the valid ones."""
     choices = {parameter.name: parameter.type for parameter in history.history.params}
     findable = set(Decision) - {Decision.JOINED, Decision.DUPLICATE}
     for name, values in (("status", set(Status)), ("decision", findable)):
@@ -113,8 +112,8 @@ def test_the_filters_know_every_status_and_reason() -> None:
     assert "trainmedic history show 9a0d6f1d" in CommandLine("").run("history", "9a0d6f1d").err
 
 
-def test_explaining_by_no_playbooks_is_no_answer(tmp_path: Path) -> None:
-    """That no playbook reacts would be true of every alert where none was found: a wrong path is to be seen."""
+def test_explaining_without_playbooks_is_an_error(tmp_path: Path) -> None:
+    """Without playbooks no alert ever gets a reaction, so a wrong path must be visible."""
     alert = tmp_path / "alert.json"
     alert.write_text('{"labels": {"alertname": "Trouble"}}')
     for path in (tmp_path, tmp_path / "none"):

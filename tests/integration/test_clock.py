@@ -25,10 +25,10 @@ steps:
 
 
 @pytest.mark.long
-def test_an_owed_undo_is_done_though_the_clock_was_set_back(
+def test_a_pending_undo_is_done_although_the_clock_was_set_back(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
 ) -> None:
-    """By two hours, while its agent was away; the command is still in time for the agent's own clock."""
+    """It was set back by two hours without its agent; the command is still in time for the agent's clock."""
     clock, driver = MachineClock(tmp_path), make_driver(1)
     node = GpuNode(tmp_path / "node", redis_url, driver)
     server = Server(tmp_path / "s", PLAYBOOK, "--redis", redis_url)
@@ -48,10 +48,8 @@ def test_an_owed_undo_is_done_though_the_clock_was_set_back(
         assert driver.watts(0) == 700
 
 
-def test_a_clock_set_forward_forgets_nothing(
-    tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
-) -> None:
-    """By a hundred days: the server goes on with the right time, and a start with the wrong one deletes nothing, knows
+def test_a_clock_set_forward_loses_nothing(tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]) -> None:
+    """It jumps 100 days: the server continues in true time; a start with the wrong time deletes nothing, knows
     the alert again, and gives back what is owed."""
     clock, driver = MachineClock(tmp_path), make_driver(2)
     server = Server(tmp_path / "s", PLAYBOOK, "--redis", redis_url, "--retention", "1d")

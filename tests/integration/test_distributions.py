@@ -108,10 +108,10 @@ def _link(name: str, packages: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [("logs",), ("agent",), ("server",), ("agent", "server")])
-def test_each_combination_brings_its_commands_and_loads_with_its_own_lock(
+def test_each_combination_has_its_commands_and_loads_with_its_own_lock(
     parts: Sequence[str], wheels: dict[str, Path], tmp_path: Path
 ) -> None:
-    """A command that is not there names its distribution, and ends with 2."""
+    """A missing command names its distribution and ends with 2."""
     environment = Environment(tmp_path / "env", parts)
     wanted = list(dict.fromkeys(part for name in parts for part in NEEDS[name]))
     environment.install([wheels[part] for part in wanted])
@@ -130,7 +130,7 @@ def test_each_combination_brings_its_commands_and_loads_with_its_own_lock(
 
 
 def test_log_rules_are_tested_without_a_server(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """Findings, alerts and verdicts; what playbooks do is said to be untested."""
+    """The test covers findings, alerts and verdicts; playbook reactions are reported as untested."""
     environment = Environment(tmp_path / "env", ("logs",))
     environment.install([wheels[part] for part in NEEDS["logs"]])
     rules = tmp_path / "rules"
@@ -154,7 +154,7 @@ def test_log_rules_are_tested_without_a_server(wheels: dict[str, Path], tmp_path
 
 
 def test_a_folder_of_wheels_is_enough_for_pip(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """As the page on installing shows it: pip finds the parts that the server needs, and brings no agent."""
+    """As the installation page shows, pip finds the parts that the server needs, and installs no agent."""
     environment = Environment(tmp_path / "env", ("server",))
     folder = tmp_path / "dist"
     folder.mkdir()
@@ -164,10 +164,10 @@ def test_a_folder_of_wheels_is_enough_for_pip(wheels: dict[str, Path], tmp_path:
     assert environment.commands() == OF["server"] | OF["logs"]
 
 
-def test_the_server_of_before_is_upgraded_in_place(
+def test_an_earlier_server_is_upgraded_in_place(
     before: Sequence[Path], wheels: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The script stays, and with the agent's distribution beside it all commands do."""
+    """The script stays, and with the agent's distribution next to it all commands work."""
     environment = Environment(tmp_path / "env", ("server",))
     environment.install(before)
     assert environment.commands() == EVERY
@@ -178,10 +178,8 @@ def test_the_server_of_before_is_upgraded_in_place(
     assert environment.commands() == EVERY
 
 
-def test_what_is_removed_takes_its_commands_and_the_rest_can_be_repaired(
-    wheels: dict[str, Path], tmp_path: Path
-) -> None:
-    """pip removes the script that three distributions share; the page on installing says how it comes back."""
+def test_removal_takes_its_commands_and_the_rest_can_be_repaired(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """pip removes the script that three distributions share; the installation page says how to restore it."""
     environment = Environment(tmp_path / "env", ("server",))
     environment.install([wheels[part] for part in ("sdk", "logs", "agent", "server")])
     environment.pip("uninstall", "--yes", "--quiet", "trainmedic-server")

@@ -50,8 +50,8 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if name_of(page) not in ELSEWHERE], ids=name_of)
-def test_what_a_page_shows_is_what_happens(page: Path, tmp_path: Path) -> None:
-    """Every example on the page is carried out in order, and comes out as the page shows."""
+def test_the_examples_of_a_page_behave_as_shown(page: Path, tmp_path: Path) -> None:
+    """Every example on the page is executed in order, and its result is as the page shows."""
     examples = doc_pages.blocks(page.read_text(encoding="utf-8"))
     in_checkout = any("./scripts/" in example.body for example in examples)
     if in_checkout and not (ROOT / ".venv" / ".installed-server").exists():
@@ -72,14 +72,14 @@ def test_what_a_page_shows_is_what_happens(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ELSEWHERE)
-def test_a_page_that_is_followed_elsewhere_is_followed_there(page: str) -> None:
-    """Both the page and its test are still there."""
+def test_a_page_tested_elsewhere_is_still_tested_there(page: str) -> None:
+    """Both the page and its test still exist."""
     assert (ROOT / page).is_file()
     assert (ROOT / ELSEWHERE[page]).is_file()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_within_the_documentation_lead_somewhere(page: Path) -> None:
+def test_links_within_the_documentation_are_valid(page: Path) -> None:
     """A relative link names a file of the repository."""
     text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     links = re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", text)

@@ -103,8 +103,8 @@ def posting(stand_in: StandIn, *kinds: str, token: Path | None = None) -> tuple[
     return CloudEvents(door, "urn:trainmedic:x", kinds, lambda: left_out.append(None)), left_out
 
 
-async def test_an_unreadable_token_file_is_named_with_its_setting(stand_in: StandIn, tmp_path: Path) -> None:
-    """And nothing is sent."""
+async def test_an_unreadable_token_file_is_reported_with_its_setting(stand_in: StandIn, tmp_path: Path) -> None:
+    """No request is sent."""
     endpoint = JsonEndpoint(stand_in.url, tmp_path / "none", "Grafana", "--grafana-token")
     with pytest.raises(errors.TemporaryFailure, match=r"^--grafana-token: cannot read .*none: No such file"):
         await endpoint.send("GET", "/api/annotations", None)
@@ -112,8 +112,8 @@ async def test_an_unreadable_token_file_is_named_with_its_setting(stand_in: Stan
     assert stand_in.requests == []
 
 
-async def test_what_comes_before_an_event_that_is_held_up_is_posted_once(stand_in: StandIn) -> None:
-    """Although it is all handed on again together."""
+async def test_events_before_a_delayed_one_are_posted_once(stand_in: StandIn) -> None:
+    """All of them are delivered again together."""
     store = InMemoryStore()
     listener, _ = posting(stand_in)
     await told(store, listener)
@@ -127,7 +127,7 @@ async def test_what_comes_before_an_event_that_is_held_up_is_posted_once(stand_i
 
 
 async def test_each_event_is_posted_as_a_cloud_event_in_order(stand_in: StandIn, tmp_path: Path) -> None:
-    """In structured JSON, with the token of the file; what other kinds there are is not sent."""
+    """They are structured JSON with the token of the file; events of other kinds are not sent."""
     token = tmp_path / "token"
     token.write_text("secret\n")
     store = InMemoryStore()
@@ -156,7 +156,7 @@ async def test_each_event_is_posted_as_a_cloud_event_in_order(stand_in: StandIn,
 
 
 async def test_no_event_is_lost_over_outages_and_kills(stand_in: StandIn) -> None:
-    """A receiver that is busy, one that takes an event and never answers, and a new server each time: at least once,
+    """One receiver is busy, one never answers, and the server is replaced each time: at least once,
     in order; again only what was in hand."""
     store = InMemoryStore()
     listener, left_out = posting(stand_in)
@@ -175,7 +175,7 @@ async def test_no_event_is_lost_over_outages_and_kills(stand_in: StandIn) -> Non
     assert len(stand_in.ids()) == before
 
 
-async def test_an_event_that_is_taken_for_wrong_holds_up_no_other(stand_in: StandIn) -> None:
+async def test_an_event_rejected_as_invalid_delays_no_other(stand_in: StandIn) -> None:
     """It is counted."""
     store = InMemoryStore()
     listener, left_out = posting(stand_in)
@@ -194,8 +194,8 @@ async def act(store: InMemoryStore, changed: Run, before: Run | None, kind: str)
     await store.transact(lambda tx: tx.append([event(kind, changed.id)]))
 
 
-async def test_a_run_is_a_region_from_its_first_act_until_it_has_given_back(stand_in: StandIn) -> None:
-    """Begun at the act, ended when what it owes is given back, once, however often the events are taken."""
+async def test_a_run_is_a_region_from_its_first_action_to_its_last_revert(stand_in: StandIn) -> None:
+    """The region starts and ends once, however often the events are delivered."""
     store = InMemoryStore()
     listener = GrafanaAnnotations(
         JsonEndpoint(f"{stand_in.url}/grafana/", None, "Grafana"), store, "https://t.example.org"
@@ -228,8 +228,8 @@ async def test_a_run_is_a_region_from_its_first_act_until_it_has_given_back(stan
     assert annotation["timeEnd"] == round(at(9).timestamp() * 1000)
 
 
-async def test_a_run_that_changes_nothing_is_no_annotation(stand_in: StandIn) -> None:
-    """Nor is a decision not to start one."""
+async def test_a_run_that_changes_nothing_makes_no_annotation(stand_in: StandIn) -> None:
+    """A decision not to start a run makes none, either."""
     store = InMemoryStore()
     listener = GrafanaAnnotations(JsonEndpoint(stand_in.url, None, "Grafana"), store, "")
     await store.transact(lambda tx: tx.save_alerts([heard()]))

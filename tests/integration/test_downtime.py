@@ -32,8 +32,8 @@ def because(run: dict[str, Any]) -> list[str]:
     return [event["data"]["because"] for event in run["events"] if event["kind"] == "alert_resolved"]
 
 
-def test_a_run_from_before_a_long_downtime_is_stale_and_its_undo_still_owed(tmp_path: Path, redis_url: str) -> None:
-    """It does not act any more; the alert, of which nobody speaks, counts as resolved, and the undo runs."""
+def test_a_run_from_before_a_long_downtime_is_stale_and_its_undo_still_pending(tmp_path: Path, redis_url: str) -> None:
+    """It no longer acts; the alert, which no source reports, counts as resolved, and the undo runs."""
     options = ("--redis", redis_url, "--max-age", "3s", "--assume-resolved-after", "8s")
     with Server(tmp_path, PLAYBOOK, *options) as server, Job("llm", redis_url) as job:
         assert server.ask("/webhook", delivery("Spike", "llm")).status == 200
@@ -51,7 +51,7 @@ def test_a_run_from_before_a_long_downtime_is_stale_and_its_undo_still_owed(tmp_
 
 
 def test_an_alert_from_before_the_downtime_does_not_start_a_run(tmp_path: Path, redis_url: str) -> None:
-    """Alertmanager kept the delivery until the server was back; by then it is too old to act on."""
+    """Alertmanager retained the delivery during the downtime; by then it is too old to act on."""
     with Server(tmp_path, PLAYBOOK, "--redis", redis_url, "--max-age", "2s") as server, Job("llm", redis_url) as job:
         late = delivery("Spike", "llm")
         time.sleep(2.5)
@@ -79,10 +79,10 @@ def start_alertmanager(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[
     return f"http://{address}", start
 
 
-def test_an_alertmanager_is_asked_about_an_alert_that_ended_during_the_downtime(
+def test_alertmanager_is_asked_about_an_alert_that_ended_during_the_downtime(
     tmp_path: Path, redis_url: str, start_alertmanager: tuple[str, Callable[[], Any]]
 ) -> None:
-    """While it says that the alert fires nothing is undone, nor when it has just started and knows of no alert."""
+    """Nothing is undone while the alert fires, or while a restarted Alertmanager knows of no alert."""
     url, start = start_alertmanager
     options = ("--redis", redis_url, "--alertmanager", url, "--assume-resolved-after", "8s")
     fired = delivery("Spike", "llm")

@@ -49,8 +49,8 @@ async def effect_of(store: InMemoryStore, run: Run) -> Effect:
     return record.effect
 
 
-async def test_a_runs_effect_is_measured_by_a_real_prometheus(tmp_path: Path) -> None:
-    """The rule is the one with the alert's labels; its series is the alert's, whatever the labels hold; a label that
+async def test_a_run_effect_is_measured_by_a_real_prometheus(tmp_path: Path) -> None:
+    """The rule has the alert's labels; its series is the alert's, whatever the labels hold; a label that
     only the alert has, as external labels are, does not hide it; nonsense is refused for good."""
     acted = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=12)
     past = Past(acted - timedelta(minutes=12), 24 * 60)

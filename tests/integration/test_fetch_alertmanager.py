@@ -39,7 +39,7 @@ def programs_without_network(directory: Path) -> str:
     return str(directory)
 
 
-def test_a_fetched_alertmanager_is_used_again_without_network(checkout: Path, tmp_path: Path) -> None:
+def test_a_fetched_alertmanager_is_reused_without_network(checkout: Path, tmp_path: Path) -> None:
     """The path of the binary is printed, and nothing is downloaded."""
     binary = checkout / ".cache" / "alertmanager-sid" / "usr" / "bin" / "prometheus-alertmanager"
     binary.parent.mkdir(parents=True)
@@ -49,8 +49,8 @@ def test_a_fetched_alertmanager_is_used_again_without_network(checkout: Path, tm
     assert (done.returncode, done.stdout) == (0, f"{binary}\n")
 
 
-def test_without_network_it_says_what_follows(checkout: Path, tmp_path: Path) -> None:
-    """Every suite is tried, the exit status is 1, and the last line says that tests are left out."""
+def test_without_network_it_reports_the_consequences(checkout: Path, tmp_path: Path) -> None:
+    """Every suite is tried, the exit status is 1, and the last line says that tests are skipped."""
     done = fetch(checkout, programs_without_network(tmp_path / "bin"))
     assert (done.returncode, done.stdout) == (1, "")
     assert "suite sid could not be used" in done.stderr
@@ -59,7 +59,7 @@ def test_without_network_it_says_what_follows(checkout: Path, tmp_path: Path) ->
     assert list((checkout / ".cache").iterdir()) == []
 
 
-def test_elsewhere_than_on_debian_it_says_so(checkout: Path, tmp_path: Path) -> None:
+def test_on_systems_other_than_debian_it_reports_this(checkout: Path, tmp_path: Path) -> None:
     """Without apt-get nothing is tried."""
     path = tmp_path / "bin"
     path.mkdir()

@@ -136,7 +136,7 @@ def cli(server: Server, *argv: str) -> str:
 
 
 def test_a_finding_becomes_an_alert_and_a_run_that_shows_its_lines(server: Server, sender: FindingSender) -> None:
-    """Without an Alertmanager the intake takes it; the stream is empty then, and the command line tells the story."""
+    """Without an Alertmanager the intake takes it; the stream is then empty, and the CLI shows the course."""
     sender.tell(xid())
     run = eventually(server.runs, 60, "a run")[0]
     assert (run["alert_name"], run["status"], run["node"]) == ("GPUXidLogged", "observed", "node-2")
@@ -153,8 +153,8 @@ def test_a_finding_becomes_an_alert_and_a_run_that_shows_its_lines(server: Serve
     assert "alertname=GPUXidLogged" in story
 
 
-def test_what_is_not_signed_by_its_node_is_refused(server: Server, sender: FindingSender) -> None:
-    """Neither by nobody, nor by another node; nor is what is no finding at all. It is counted, and taken off."""
+def test_a_finding_not_signed_by_its_node_is_rejected(server: Server, sender: FindingSender) -> None:
+    """Unsigned, foreign and malformed messages are counted and removed from the stream."""
     sender.tell(xid(), b"made up")
     sender.tell(xid(), identity_key(KEY.encode(), node_identity("node-1")))
     sender.client.xadd(findings.FINDINGS, {findings.FIELD: b"{}"})
@@ -168,8 +168,8 @@ def test_what_is_not_signed_by_its_node_is_refused(server: Server, sender: Findi
     assert 'trainmedic_refused_messages_total{reason="unreadable"} 3.0' in metrics
 
 
-def test_a_stream_whose_ids_are_used_up_begins_anew(server: Server, sender: FindingSender) -> None:
-    """One entry with the greatest id, and no agent could tell anything any more."""
+def test_a_stream_with_exhausted_ids_is_restarted(server: Server, sender: FindingSender) -> None:
+    """One entry with the greatest ID would prevent every agent from reporting."""
     sender.client.xadd(findings.FINDINGS, {b"a": b"b"}, id=f"{2**64 - 1}-{2**64 - 1}")
 
     def tell() -> bool:
@@ -184,8 +184,8 @@ def test_a_stream_whose_ids_are_used_up_begins_anew(server: Server, sender: Find
     assert item["rule"] == "gpu-xid"
 
 
-def test_a_job_that_is_there_is_believed(server: Server, sender: FindingSender, redis_url: str) -> None:
-    """By the placement in its presence, which it signs."""
+def test_a_connected_job_is_trusted(server: Server, sender: FindingSender, redis_url: str) -> None:
+    """Its signed presence contains its placement."""
     with Job("llm-1", redis_url, KEY):
         (item,) = eventually(lambda: server.ask("/jobs").body["items"], 60, "the job is known")
         node = item["nodes"][0]
@@ -202,8 +202,8 @@ def test_a_job_that_is_there_is_believed(server: Server, sender: FindingSender, 
     assert run["decision"] == "target_unknown"
 
 
-def test_agents_are_handed_the_rules_and_what_changes(server: Server, sender: FindingSender) -> None:
-    """Beside the playbooks they lie, and a node reads them with its own key; /ready tells of a file that is wrong."""
+def test_agents_receive_the_rules_and_their_changes(server: Server, sender: FindingSender) -> None:
+    """The rule files are next to the playbooks; a node reads them with its own key; /ready reports a faulty file."""
     sender.present("node-1")
     rules = eventually(lambda: sender.rules("node-1"), 60, "rules")
     assert set(rules.by_name) == {"gpu-xid", "cuda-oom"}
@@ -245,10 +245,10 @@ def listed(url: str) -> list[dict[str, Any]]:
     return alerts
 
 
-def test_through_an_alertmanager_silences_hold_and_the_end_comes_back(
+def test_through_an_alertmanager_silences_hold_and_resolutions_return(
     tmp_path: Path, redis_url: str, sender: FindingSender, alertmanager: dict[str, Any]
 ) -> None:
-    """The alert goes there and comes back by the webhook, as all others; a silenced one does not come."""
+    """The alert returns by the webhook like any other; a silenced one does not."""
     server = serve(tmp_path, redis_url, "--alertmanager", alertmanager["url"], "--runbook-url", RUNBOOKS)
     server.argv[server.argv.index("--port") + 1] = str(alertmanager["port"])
     server.port = alertmanager["port"]

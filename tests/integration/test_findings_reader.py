@@ -49,8 +49,8 @@ async def read(url: str, taker: Taker, *nodes: str, metrics: telemetry.Metrics |
     await client.aclose()
 
 
-async def test_an_update_that_cannot_be_kept_keeps_no_other_out(redis_url: str) -> None:
-    """It is refused and counted; those that came with it are taken, each once."""
+async def test_an_update_that_cannot_be_stored_blocks_no_other(redis_url: str) -> None:
+    """It is rejected and counted; those that came with it are accepted, each once."""
     taker, metrics = Taker(), telemetry.Metrics()
 
     def refuse(update: FindingUpdate) -> None:
@@ -66,8 +66,8 @@ async def test_an_update_that_cannot_be_kept_keeps_no_other_out(redis_url: str) 
     assert metrics.registry.get_sample_value("trainmedic_refused_messages_total", {"reason": "unreadable"}) == 1
 
 
-async def test_while_the_store_is_away_nothing_is_taken_off(redis_url: str) -> None:
-    """And all of it is read again, in order."""
+async def test_while_the_store_is_unavailable_nothing_is_removed(redis_url: str) -> None:
+    """Afterwards everything is read again, in order."""
     taker, calls = Taker(), iter(range(100))
 
     def refuse(update: FindingUpdate) -> None:

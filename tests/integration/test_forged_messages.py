@@ -84,7 +84,7 @@ def decision(server: Server, fired: dict[str, Any]) -> str:
 def test_a_gpu_added_to_a_presence_brings_no_job_a_command(
     server: Server, redis_url: str, attacker: redis.Redis
 ) -> None:
-    """Neither without a signature, nor with the key of another job."""
+    """The presence is unsigned or signed with another job's key."""
     other = Signer.of(identity_key(KEY.encode(), job_identity("llm-2")))
     with Job("llm-1", redis_url, KEY):
         for number, signer in enumerate((None, Signer.of(b"made up"), other)):
@@ -111,7 +111,7 @@ def test_a_gpu_added_to_a_presence_brings_no_job_a_command(
 
 
 def test_a_forged_placement_caps_no_node(server: Server, attacker: redis.Redis) -> None:
-    """A job that nobody knows claims fifty nodes."""
+    """An unknown job claims fifty nodes."""
     placement = [{"rank": number, "node": f"gpu-{number}", "gpu": f"GPU-{number:04}"} for number in range(50)]
     attacker.set(envelope.job_presence("llm-9"), presence("llm-9", ranks=list(range(50)), placement=placement))
     assert decision(server, delivery("TooHot", "llm-9")) == "started"
@@ -121,8 +121,8 @@ def test_a_forged_placement_caps_no_node(server: Server, attacker: redis.Redis) 
     assert [key for key in attacker.keys("trainmedic:commands:node:*") if attacker.xlen(key)] == []
 
 
-def test_a_job_that_names_the_gpu_of_another_has_it_not_capped(server: Server, attacker: redis.Redis) -> None:
-    """Though both have signed with their own keys: nobody knows which of them is right."""
+def test_a_gpu_claimed_by_two_jobs_is_not_capped(server: Server, attacker: redis.Redis) -> None:
+    """Both have signed with their own keys: it is unknown which of them is right."""
     for job in ("llm-1", "llm-2"):
         signer = Signer.of(identity_key(KEY.encode(), job_identity(job)))
         places = [{"rank": 0, "node": "n1", "gpu": FIRST}]
@@ -149,8 +149,8 @@ def forged_replies(command_id: str, status: str, genuine: dict[bytes, bytes]) ->
         yield {"reply": reply, **Signer.of(identity_key(KEY.encode(), job_identity("llm-2"))).fields(reply)}
 
 
-def test_a_rank_that_did_not_answer_is_missed(server: Server, attacker: redis.Redis) -> None:
-    """Genuine replies say that there are four ranks; the presence, of another moment, lists one."""
+def test_a_rank_that_did_not_answer_is_reported_missing(server: Server, attacker: redis.Redis) -> None:
+    """Genuine replies state four ranks; the presence, of another moment, lists one."""
     genuine = Signer.of(identity_key(KEY.encode(), job_identity("llm-1")))
     attacker.set(envelope.job_presence("llm-1"), presence("llm-1", genuine, ranks=[0]))
     assert decision(server, delivery("LossSpike", "llm-1")) == "started"
@@ -180,8 +180,8 @@ def only_command(attacker: redis.Redis, job: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("status", ["applied", "rejected", "failed"])
-def test_a_forged_reply_is_no_outcome(server: Server, attacker: redis.Redis, status: str) -> None:
-    """Nobody has answered, so the outcome is unknown, and the undo is owed."""
+def test_a_forged_reply_is_not_an_outcome(server: Server, attacker: redis.Redis, status: str) -> None:
+    """No job has answered, so the outcome is unknown and the undo pending."""
     fired = delivery("LossSpike", "llm-1")
     assert decision(server, fired) == "started"
     command = only_command(attacker, "llm-1")
@@ -197,7 +197,7 @@ def test_a_forged_reply_is_no_outcome(server: Server, attacker: redis.Redis, sta
 
 
 def test_a_forged_rejection_does_not_end_an_undo(server: Server, redis_url: str, attacker: redis.Redis) -> None:
-    """The undo is carried out by the job, which is away when it is forged, and comes back."""
+    """The job is unavailable during the forgery, recovers and carries out the undo."""
     fired = delivery("LossSpike", "llm-1")
     with Job("llm-1", redis_url, KEY) as job:
         assert decision(server, fired) == "started"
@@ -215,8 +215,8 @@ def test_a_forged_rejection_does_not_end_an_undo(server: Server, redis_url: str,
         assert len(job.done) == 1
 
 
-def test_a_forged_command_spoils_no_genuine_one(server: Server, redis_url: str, attacker: redis.Redis) -> None:
-    """The job refuses what has the id of the genuine command and is not signed. That is no answer to the genuine."""
+def test_a_forged_command_does_not_affect_a_genuine_one(server: Server, redis_url: str, attacker: redis.Redis) -> None:
+    """The job rejects an unsigned command with the genuine ID. This is not an answer to the genuine one."""
     fired = delivery("LossSpike", "llm-1")
     with Job("llm-1", redis_url, KEY) as job:
         job.hold()
@@ -232,8 +232,8 @@ def test_a_forged_command_spoils_no_genuine_one(server: Server, redis_url: str, 
         assert job.done == ["job.scale_lr 0.5"]
 
 
-def test_a_forged_note_is_no_outcome(server: Server, redis_url: str, attacker: redis.Redis) -> None:
-    """Not even where the job, which has just started, has nothing else to go by: neither its own note of another
+def test_a_forged_note_is_not_an_outcome(server: Server, redis_url: str, attacker: redis.Redis) -> None:
+    """Even a job that has just started, without other sources, trusts neither its own note of another
     command, nor one that somebody else wrote."""
     with Job("llm-1", redis_url, KEY) as job:
         assert decision(server, delivery("LossSpike", "llm-1")) == "started"
@@ -264,10 +264,10 @@ def test_a_forged_note_is_no_outcome(server: Server, redis_url: str, attacker: r
 
 
 @pytest.mark.long
-def test_a_forged_rival_stops_no_agent(
+def test_a_forged_rival_does_not_stop_an_agent(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver], server: Server, attacker: redis.Redis
 ) -> None:
-    """The agent goes on to carry out commands, and writes its own presence again."""
+    """The agent continues to execute commands, and writes its own presence again."""
     driver = make_driver(1)
     signer = Signer.of(identity_key(KEY.encode(), job_identity("llm-1")))
     with GpuNode(tmp_path / "node", redis_url, driver) as node:

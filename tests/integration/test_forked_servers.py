@@ -38,8 +38,8 @@ def start(file: Path, word: str, **environment: str) -> Program:
     return Program(argv, file.with_suffix(".log"), {"PYTHONPATH": PYTHON_PATH, "GIVEN": "x=1", **environment})
 
 
-def test_it_has_what_it_is_given_and_can_begin_anew(file: Path) -> None:
-    """Its arguments, its directory and its environment, and none of this process's settings."""
+def test_it_gets_its_inputs_and_can_restart_itself(file: Path) -> None:
+    """It has its arguments, directory and environment, and none of this process's settings."""
     with start(file, "again") as program:
         assert isinstance(program.process, forked.Fork)
         assert program.process.wait(60) == program.process.poll() == program.process.returncode == 3
@@ -47,8 +47,8 @@ def test_it_has_what_it_is_given_and_can_begin_anew(file: Path) -> None:
     assert shown == [[[word, "serve"], str(file.parent), "x=1", None, "__main__"] for word in ("again", "last")]
 
 
-def test_it_is_waited_for_and_killed(file: Path) -> None:
-    """As a process that this one has started; a signal that comes later is not sent."""
+def test_it_can_be_waited_for_and_killed(file: Path) -> None:
+    """It behaves like a child process; a later signal is not sent."""
     with start(file, "wait") as program:
         assert program.process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
@@ -59,7 +59,7 @@ def test_it_is_waited_for_and_killed(file: Path) -> None:
     assert not Path(f"/proc/{program.process.pid}").exists()
 
 
-def test_it_is_killed_while_another_thread_waits_for_it(file: Path) -> None:
+def test_it_can_be_killed_while_another_thread_waits_for_it(file: Path) -> None:
     with start(file, "wait") as program, ThreadPoolExecutor(1) as pool:
         status = pool.submit(program.process.wait)
         with pytest.raises(TimeoutError):
@@ -68,7 +68,7 @@ def test_it_is_killed_while_another_thread_waits_for_it(file: Path) -> None:
         assert status.result(60) == -9
 
 
-def test_a_program_is_ended_whose_parent_was_killed(file: Path) -> None:
+def test_a_program_whose_parent_was_killed_is_ended(file: Path) -> None:
     """Its exit status is lost, and the next program has another parent."""
     path = f"{PYTHON_PATH}{os.pathsep}{file.parent}"
 
@@ -90,7 +90,7 @@ def test_a_program_is_ended_whose_parent_was_killed(file: Path) -> None:
 
 
 def test_the_parent_ends_while_another_process_has_its_socket() -> None:
-    """As a plain fork of the tests' process has."""
+    """A plain fork of the test process has it."""
     parent = forked.Parent({**inherited(), "PYTHONPATH": PYTHON_PATH})
     with subprocess.Popen(["sleep", "600"], pass_fds=[parent.control.fileno()]) as holder:
         parent.end()
@@ -99,7 +99,7 @@ def test_the_parent_ends_while_another_process_has_its_socket() -> None:
         holder.kill()
 
 
-def test_what_python_reads_at_its_start_is_read(file: Path) -> None:
+def test_python_startup_variables_take_effect(file: Path) -> None:
     """A program with another environment of that kind is started."""
     assert forked.parent(PYTHON_PATH).can_fork({**inherited(), "PYTHONPATH": PYTHON_PATH, "GIVEN": os.devnull})
     with start(file, "x", PYTHONHASHSEED="0") as program:
@@ -108,8 +108,8 @@ def test_what_python_reads_at_its_start_is_read(file: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["serve", "other"])
-def test_it_seldom_collects_garbage_as_any_program_of_the_tests(tmp_path: Path, word: str) -> None:
-    """Where it is no fork too: what it imports stays, and its exit looks for no cycles, after its exit functions."""
+def test_it_rarely_collects_garbage_like_all_programs_of_the_tests(tmp_path: Path, word: str) -> None:
+    """Even without a fork its imports stay, and its exit looks for no cycles after its exit functions."""
     file = tmp_path / "cycle.py"
     file.write_text("""
 import atexit, gc
@@ -125,7 +125,7 @@ atexit.register(print, gc.get_threshold()[0] > 700)
         assert program.tail() == "True"
 
 
-def test_a_command_of_ours_collects_as_it_does_for_users(tmp_path: Path) -> None:
+def test_our_own_command_collects_garbage_as_for_users(tmp_path: Path) -> None:
     """Its memory is measured."""
     (tmp_path / "trainmedic_none.py").write_text("import gc; print(gc.get_threshold())")
     shown = [

@@ -90,7 +90,7 @@ def free(disk: Path) -> int:
 
 
 def test_a_full_disk_is_cleaned_by_the_agent_whose_journal_is_on_it(node: FullDiskNode) -> None:
-    """The command is taken, carried out and answered; afterwards as much is kept back as before."""
+    """The command is accepted, executed and answered; afterwards the reserve is as large as before."""
     disk = node.seen_by_agent
     reserve = disk / "state" / "agent.reserve"
     kept = reserve.stat().st_size
@@ -106,8 +106,8 @@ def test_a_full_disk_is_cleaned_by_the_agent_whose_journal_is_on_it(node: FullDi
     assert "using reserved space" in node.agent.log.read_text()
 
 
-def test_what_fills_the_disk_at_once_does_not_bar_the_agent(node: FullDiskNode) -> None:
-    """Each command finds a piece of the reserve; only when all of it is gone are commands refused, with the reason,
+def test_a_disk_that_fills_up_at_once_does_not_block_the_agent(node: FullDiskNode) -> None:
+    """Each command gets a part of the reserve; only when all is used are commands rejected, with the reason,
     and then nothing is done."""
     disk = node.seen_by_agent
     fill(disk, "junk.dat")
@@ -126,7 +126,7 @@ def test_what_fills_the_disk_at_once_does_not_bar_the_agent(node: FullDiskNode) 
 
 
 def test_an_agent_starts_on_a_full_disk(tmp_path: Path) -> None:
-    """It takes its reserve, and remembers what it knew."""
+    """It takes its reserve and still has its earlier state."""
     script = f"""
 import sys
 from pathlib import Path

@@ -25,7 +25,7 @@ def node(tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]) -> 
 
 
 def test_a_cap_is_set_renewed_and_undone(node: GpuNode) -> None:
-    """Each command has its outcome; the driver was told twice."""
+    """Each command has its outcome; the driver was called twice."""
     cap = node.send(node.cap("1", percent=80, lease_seconds=2))
     applied = node.final(cap)
     assert (applied.status, applied.output["gpu"], applied.output["limit_watts"]) == (envelope.APPLIED, SECOND, 560)
@@ -36,7 +36,7 @@ def test_a_cap_is_set_renewed_and_undone(node: GpuNode) -> None:
     assert [(call.gpu, call.watts) for call in node.driver.sets()] == [(1, 560), (1, 700)]
 
 
-def test_a_cap_ends_with_its_lease_while_nobody_speaks(node: GpuNode) -> None:
+def test_a_cap_ends_with_its_lease_without_redis_and_server(node: GpuNode) -> None:
     """Redis and the server may both be gone; it ends to the second."""
     cap = node.final(node.send(node.cap("0", percent=80, lease_seconds=1.5)))
     end = envelope.read_time(cap.output["lease_until"]).timestamp()
@@ -44,8 +44,8 @@ def test_a_cap_ends_with_its_lease_while_nobody_speaks(node: GpuNode) -> None:
     assert 0 <= node.driver.sets()[-1].at - end < 30
 
 
-def test_a_lease_that_ran_out_while_the_agent_was_dead_ends_when_it_starts(node: GpuNode) -> None:
-    """Before the first command is taken, and although the policy does not allow caps any more."""
+def test_a_lease_that_expired_while_the_agent_was_dead_ends_at_its_start(node: GpuNode) -> None:
+    """It ends before the first command is accepted, although the policy no longer allows caps."""
     cap = node.final(node.send(node.cap("0", percent=80, lease_seconds=5)))
     node.kill()
     time.sleep(max(0, envelope.read_time(cap.output["lease_until"]).timestamp() - time.time()))
@@ -54,8 +54,8 @@ def test_a_lease_that_ran_out_while_the_agent_was_dead_ends_when_it_starts(node:
     assert node.driver.watts(0) == 700
 
 
-def test_an_agent_whose_state_directory_was_removed_takes_no_command_and_ends_its_caps(node: GpuNode) -> None:
-    """What it cannot write down durably it does not do; what it has done it gives back in time."""
+def test_an_agent_without_its_state_directory_rejects_commands_and_ends_its_caps(node: GpuNode) -> None:
+    """It does nothing that it cannot record durably, and reverts its changes in time."""
     node.final(node.send(node.cap("0", percent=80, lease_seconds=5)))
     shutil.rmtree(node.state)
     refused = node.final(node.send(node.cap("1", percent=80, lease_seconds=300)), within=60)
@@ -66,7 +66,7 @@ def test_an_agent_whose_state_directory_was_removed_takes_no_command_and_ends_it
 
 
 def test_the_presence_names_the_gpus_and_their_limits(node: GpuNode) -> None:
-    """So that the server knows who they are."""
+    """The server learns them from it."""
     presence = node.presence()
     assert presence is not None
     assert presence["gpus"][1] == {
@@ -87,7 +87,7 @@ def test_the_presence_names_the_gpus_and_their_limits(node: GpuNode) -> None:
 
 
 def test_a_node_without_a_driver_still_serves(tmp_path: Path, redis_url: str, driver: Driver) -> None:
-    """It tells its facts, refuses caps with the reason, and does not crash."""
+    """It reports its facts and rejects caps with the reason, without a crash."""
     driver.unload()
     with GpuNode(tmp_path / "node", redis_url, driver) as node:
         presence = node.presence()
@@ -104,7 +104,7 @@ def test_a_node_without_a_driver_still_serves(tmp_path: Path, redis_url: str, dr
 
 
 def test_the_metrics_show_the_gpus_and_the_agent(node: GpuNode) -> None:
-    """Scraped while a cap stands."""
+    """They are scraped while a cap is active."""
     node.driver.load(0, 0.5)
     cap = node.final(node.send(node.cap("0", percent=60)))
     shown = scrape(node)
@@ -127,8 +127,8 @@ def scrape(node: GpuNode) -> dict[str, float]:
     }
 
 
-def test_a_card_that_hangs_costs_the_node_that_card_alone(node: GpuNode) -> None:
-    """Its command fails with the reason; the other is capped and given back, the metrics name the one that is
+def test_a_hanging_gpu_costs_the_node_only_this_gpu(node: GpuNode) -> None:
+    """Its command fails with the reason; the other is capped and restored, the metrics name the one that is
     stuck, and the agent stops when it is told to."""
     node.driver.fail(SET_LIMIT, gpu=0, hang=True)
     stuck, other = node.send(node.cap("0", percent=80)), node.send(node.cap("1", percent=80))

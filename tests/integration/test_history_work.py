@@ -88,10 +88,10 @@ async def fill(url: str, runs: list[Run]) -> None:
 
 
 @pytest.mark.parametrize("wanted", [HistoryFilter(node="n"), HistoryFilter(by="ann")], ids=["node", "by"])
-async def test_what_was_long_ago_costs_the_first_hours_nothing(
+async def test_old_history_does_not_slow_down_recent_searches(
     url: str, counted: Counted, wanted: HistoryFilter
 ) -> None:
-    """What touched a node, and who gave orders, is asked for the time that is searched: 2,000 runs before it are
+    """Searches by node and by actor are limited to the period searched: 2,000 runs before it are
     passed over."""
     wanted = replace(wanted, alertname="never")
     newest = 90 * 24 * HOUR
@@ -103,8 +103,8 @@ async def test_what_was_long_ago_costs_the_first_hours_nothing(
     assert counted.instructions < 1.5 * few
 
 
-async def test_a_page_costs_what_it_may(url: str, counted: Counted) -> None:
-    """Where two filters never meet: each part of the search is as long as what is left allows, not twice that."""
+async def test_a_page_stays_within_its_time_limit(url: str, counted: Counted) -> None:
+    """Two filters never match together: each part of the search gets the time that is left, not twice that."""
     runs = [closed(number * 10, JOB if number % 2 else gpu(0, "m")) for number in range(4_000)]
     await fill(url, [replace(run, alert_name="a" if run.target == JOB else "b") for run in runs])
     for seconds in (3, 7, 15):
@@ -113,7 +113,7 @@ async def test_a_page_costs_what_it_may(url: str, counted: Counted) -> None:
         assert seconds * 1000 <= counted.instructions < seconds * 1400
 
 
-async def test_the_newest_runs_of_a_node_are_found_without_all_others_of_it(url: str, counted: Counted) -> None:
+async def test_the_newest_runs_of_a_node_are_found_without_reading_its_others(url: str, counted: Counted) -> None:
     """A page of a node costs a few pages' worth of runs, not all that ever touched the node."""
     runs = [closed(number * HOUR, JOB) for number in range(2_000)]
     await fill(url, runs)
@@ -123,7 +123,7 @@ async def test_the_newest_runs_of_a_node_are_found_without_all_others_of_it(url:
 
 
 async def test_a_part_of_a_day_is_counted_once(url: str, counted: Counted) -> None:
-    """What its runs came to does not cost as many times more as there are playbooks."""
+    """The number of playbooks does not multiply the cost of adding up its runs."""
     costs = {}
     for playbooks, day in ((1, 0), (40, 2)):
         first = day * 24 * HOUR + 5
@@ -136,8 +136,8 @@ async def test_a_part_of_a_day_is_counted_once(url: str, counted: Counted) -> No
     assert costs[40] < 1.5 * costs[1]
 
 
-async def test_deleting_old_runs_leaves_what_the_writer_remembers(url: str) -> None:
-    """Deliveries beside it would read all nodes and open runs again, once for every fifty runs that are deleted."""
+async def test_deleting_old_runs_keeps_the_writers_cache(url: str) -> None:
+    """Concurrent deliveries would reread all nodes and open runs for every fifty deleted runs."""
     statements: list[str] = []
 
     def ask(tx: Transaction) -> None:

@@ -123,10 +123,10 @@ def vanish(client: redis.Redis) -> None:
         ("with medic: sys.exit(3)", ("job_failed", "its process exited with an error")),
     ],
 )
-async def test_a_job_says_how_it_ends(
+async def test_a_job_reports_how_it_ends(
     redis_server: Any, client: redis.Redis, bus: RedisBus, watching: Watching, end: str, event: tuple[str, str]
 ) -> None:
-    """Whether it ended as it should or by an error, of which only the kind is told; then it is gone, or not."""
+    """It ends normally or by an error, of which only the kind is reported; then it is gone, or not."""
     process = start(redis_server, client, end)
     await watching.look()
     process.let_end()
@@ -138,10 +138,10 @@ async def test_a_job_says_how_it_ends(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-async def test_a_job_that_is_killed_says_nothing_and_is_gone(
+async def test_a_killed_job_reports_nothing_and_is_gone(
     redis_server: Any, client: redis.Redis, watching: Watching, number: signal.Signals
 ) -> None:
-    """By the kernel, a person, or its launcher because another rank has died."""
+    """It is killed by the kernel, a user, or its launcher because another rank has died."""
     process = start(redis_server, client)
     await watching.look()
     process.kill(number)
@@ -150,10 +150,10 @@ async def test_a_job_that_is_killed_says_nothing_and_is_gone(
     assert [kind for kind, _ in await watching.events()] == ["job_gone"]
 
 
-async def test_a_forged_goodbye_hides_no_death(
+async def test_a_forged_goodbye_does_not_hide_a_death(
     redis_server: Any, client: redis.Redis, bus: RedisBus, watching: Watching
 ) -> None:
-    """Not signed, signed by another job, or the genuine one of the process before."""
+    """It is unsigned, signed by another job, or the genuine one of the previous process."""
     first = start(redis_server, client)
     await watching.look()
     first.let_end()
@@ -174,10 +174,10 @@ async def test_a_forged_goodbye_hides_no_death(
     assert [kind for kind, _ in await watching.events()] == ["job_ended", "job_gone"]
 
 
-async def test_a_notice_stays_in_redis_until_it_is_written_down(
+async def test_a_notice_stays_in_redis_until_it_is_stored(
     redis_server: Any, client: redis.Redis, bus: RedisBus, watching: Watching
 ) -> None:
-    """A server that is killed before that finds it again."""
+    """If the server is killed before that, it finds the notice again."""
     start(redis_server, client).let_end()
     await _arrival(bus)
     assert client.xlen(envelope.REPLIES) == 1

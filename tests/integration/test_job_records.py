@@ -47,8 +47,8 @@ def records_of(directory: Path, end: str, code: int) -> list[dict[str, Any]]:
         ("import os, signal, time; time.sleep(2); os.kill(os.getpid(), signal.SIGKILL)", -9, []),
     ],
 )
-def test_the_records_say_what_happened(tmp_path: Path, end: str, code: int, last: list[str]) -> None:
-    """One without an end was killed; what it had put down until half a second before is there."""
+def test_the_records_show_what_happened(tmp_path: Path, end: str, code: int, last: list[str]) -> None:
+    """One without an end was killed; what it had recorded until half a second before is there."""
     records = records_of(tmp_path, end, code)
     assert [record["event"] for record in records] == ["restart", "step", "step", "step", "checkpoint", *last]
     assert [record["step"] for record in records[1:5]] == [1, 11, 21, 25]

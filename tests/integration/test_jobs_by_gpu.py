@@ -101,7 +101,7 @@ def present(url: str, key: str) -> dict[str, Any]:
 def test_the_job_on_a_broken_gpu_saves_and_its_gpus_are_capped(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
 ) -> None:
-    """By what the job says of its ranks, and the UUID in the alert alone. The node's other GPU is left alone; a GPU
+    """The job's data on its ranks and the UUID in the alert suffice. The node's other GPU is left alone; a GPU
     of no job is refused; and the power comes back with the end of the alert."""
     driver = make_driver(2)
     job = {
@@ -146,7 +146,7 @@ async def make_pods(kubeconfig: Path) -> tuple[str, dict[str, str]]:
 def test_all_gpus_of_a_job_without_the_sdk_are_capped(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver], stand_in: ApiServer
 ) -> None:
-    """By the pods that the agent sees on the node's GPUs, and by the cluster, which knows whose they are."""
+    """The agent sees the pods on the node's GPUs, and the cluster knows whose they are."""
     kubeconfig = tmp_path / "kubeconfig.json"
     kubeconfig.write_text(json.dumps(stand_in.kubeconfig()))
     name, uids = asyncio.run(make_pods(kubeconfig))

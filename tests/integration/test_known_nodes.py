@@ -54,10 +54,10 @@ def on_record(server: Server) -> list[str]:
         return [name for (name,) in database.execute("SELECT name FROM agent_lives")]
 
 
-def test_an_agent_makes_its_node_known_in_every_spelling_and_after_it_is_gone(
+def test_an_agent_makes_its_node_known_in_every_spelling_and_beyond_its_end(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
 ) -> None:
-    """The card is capped whatever its exporter calls the host; strangers are refused; and a node whose agent is gone
+    """The card is capped whatever its exporter calls the host; strangers are refused; a node whose agent is gone
     is known to a server that starts then."""
     driver = make_driver(1)
     server = Server(tmp_path / "server", PLAYBOOKS, "--redis", redis_url)
@@ -87,10 +87,10 @@ def test_an_agent_makes_its_node_known_in_every_spelling_and_after_it_is_gone(
         server.__exit__()
 
 
-def test_an_alert_on_a_node_whose_agent_has_just_connected_is_taken(
+def test_an_alert_on_a_node_whose_agent_has_just_connected_is_accepted(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
 ) -> None:
-    """Presences are read every five seconds; an alert that comes between is not refused for that."""
+    """Presences are read every five seconds; an alert that comes in between is accepted."""
     first, second = make_driver(1), make_driver(1)
     with Server(tmp_path / "server", PLAYBOOKS, "--redis", redis_url) as server:
         server.kill()

@@ -111,8 +111,8 @@ def kinds(server: Server) -> list[str]:
     return [event["kind"] for event in server.only_run()["events"]]
 
 
-def test_caps_on_all_gpus_of_a_job_are_kept_up_until_their_server_is_gone(tmp_path: Path, redis_url: str) -> None:
-    """Each is renewed while the alert fires, ends by itself while no server is there, is set again when one is back,
+def test_caps_on_all_gpus_of_a_job_are_renewed_until_their_server_is_gone(tmp_path: Path, redis_url: str) -> None:
+    """Each is renewed while the alert fires, ends by itself without a server, is set again when one returns,
     and is undone once."""
     key = tmp_path / "key"
     key.write_bytes(KEY)

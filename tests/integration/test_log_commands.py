@@ -35,8 +35,8 @@ def explained(stdin: bytes, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_each_physical_line_has_its_explanation() -> None:
-    """Of a block, the first line has the rule; endings of Windows, NUL, bytes that are no text and a last line without
+def test_each_physical_line_is_explained() -> None:
+    """A block's first line has the rule; Windows line ends, NUL, bytes that are not text and a last line without
     an end change nothing."""
     log = (
         b"fine\r\n"
@@ -55,7 +55,7 @@ def test_each_physical_line_has_its_explanation() -> None:
 
 
 def test_each_line_has_its_level_time_and_metrics() -> None:
-    """A time without a zone has none, and each line of a block has its own."""
+    """A time without a zone is dropped, and each line of a block has its own."""
     log = (
         b"2026-05-04T12:00:00+02:00 INFO Step 100: loss=1.234, lr=1e-4, time=0.5s\n"
         b'{"level":"warn","msg":"x","run":{"metrics":{"loss":"NaN","lr":1e-4}}}\n'
@@ -77,35 +77,35 @@ def test_each_line_has_its_level_time_and_metrics() -> None:
     assert "2026-05-04T10:00:00.000000Z info  - step=100 loss=1.234" in shown[0]
 
 
-def test_a_line_of_a_megabyte_is_cut_and_the_next_one_is_read() -> None:
-    """A rule sees its beginning."""
+def test_a_line_of_a_megabyte_is_truncated_and_the_next_one_is_read() -> None:
+    """A rule sees its start."""
     log = f"{OOM} {'b' * (1 << 20)}\n{'a' * (1 << 20)} {OOM}\n{OOM}\n".encode()
     assert [each["rule"] for each in explained(log)] == ["cuda-oom", None, "cuda-oom"]
 
 
-def test_nothing_is_said_of_an_empty_file() -> None:
-    """And it is no mistake."""
+def test_an_empty_file_produces_no_output() -> None:
+    """It is not an error."""
     assert explained(b"") == []
 
 
-def test_a_source_that_no_rule_is_for_is_told() -> None:
-    """A name of one's own may be right; one that is mistyped would find nothing, in silence."""
+def test_a_source_without_rules_is_reported() -> None:
+    """A custom name may be right; a mistyped one would silently find nothing."""
     done = logs("explain", "-", "--rules", str(RULES), "--source", "kernal", "--output", "json", stdin=OOM.encode())
     assert (done.returncode, done.stderr) == (0, b"No rule covers the source 'kernal'. Did you mean 'kernel'?\n")
     assert json.loads(done.stdout)["rule"] is None
 
 
 @pytest.mark.parametrize("name", ["", "missing.log"])
-def test_a_directory_and_a_missing_file_are_refused(name: str, tmp_path: Path) -> None:
-    """With the status of wrong usage, and no traceback."""
+def test_a_directory_and_a_missing_file_are_rejected(name: str, tmp_path: Path) -> None:
+    """The exit status is that of wrong usage, without a traceback."""
     done = logs("explain", str(tmp_path / name))
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "- log_rule: in-a-list\n", "playbook: p\n"])
-def test_a_file_without_a_rule_is_not_called_right(text: str, tmp_path: Path) -> None:
-    """Who wrote a rule there has not written one."""
+def test_a_file_without_a_rule_is_not_accepted(text: str, tmp_path: Path) -> None:
+    """Its author expected it to contain a rule."""
     (tmp_path / "rule.yaml").write_text(text)
     done = logs("check", str(tmp_path / "rule.yaml"))
     assert (done.returncode, done.stdout) == (2, b"")

@@ -95,7 +95,7 @@ def searched(tmp_path: Path, redis_url: str) -> Iterator[Searched]:
 
 
 def test_the_lines_of_a_job_are_found_on_its_node(searched: Searched) -> None:
-    """By job, rank, level, pattern and kernel; the SDK's records are among them; a token is masked before it leaves."""
+    """They are found by job, rank, level, pattern and kernel, with the SDK's records; a token is masked before."""
     searched.train()
     searched.print("ERROR the loader died")
     searched.print("logged in with hf_" + "a" * 34)
@@ -119,7 +119,7 @@ def test_the_lines_of_a_job_are_found_on_its_node(searched: Searched) -> None:
 
 
 def test_text_is_for_people_and_raw_for_other_programs(searched: Searched) -> None:
-    """And an answer that is none says why."""
+    """An empty answer gives the reason."""
     searched.print("step 1 of 10")
     text = searched.asked("--node", "n1")
     assert text.stdout.rstrip().endswith("step 1 of 10")
@@ -143,8 +143,8 @@ def test_text_is_for_people_and_raw_for_other_programs(searched: Searched) -> No
     assert "grep" in wrong.stderr
 
 
-def test_who_follows_sees_what_is_printed_next(searched: Searched) -> None:
-    """Until it is interrupted."""
+def test_follow_shows_what_is_printed_next(searched: Searched) -> None:
+    """It runs until it is interrupted."""
     searched.print("before")
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, "PYTHONUNBUFFERED": "1"}
     command = searched.command("--node", "n1", "--follow", "--output", "raw")
@@ -182,7 +182,7 @@ FORMATS = {"python", "deepspeed", "megatron", "torchrun", "factory", "bare"}
 
 
 def test_lines_of_six_formats_have_their_time_while_a_process_prints_them(searched: Searched) -> None:
-    """Within 2 s, in a window of the past as well; without a node's name, for a job that only its files know."""
+    """It is within 2 s, also in a past window; no node name is needed for a job known only by its files."""
     log = searched.attempt.ranks("n1") / "x" / "attempt_0" / "0" / "stdout.log"
     log.parent.mkdir(parents=True)
     with log.open("wb") as out:
@@ -203,8 +203,8 @@ def test_lines_of_six_formats_have_their_time_while_a_process_prints_them(search
     assert searched.lines("--since", "10m", "--until", since, "--grep", " 3$") == []
 
 
-def test_what_only_arrival_dates_is_found_over_a_restart_of_the_agent(searched: Searched) -> None:
-    """Standard output without any time; the agent that answers is not the one that saw it come."""
+def test_lines_dated_only_by_arrival_survive_a_restart_of_the_agent(searched: Searched) -> None:
+    """Standard output has no time; the agent that answers is not the one that received it."""
     log = searched.attempt.launcher("n1")
     spans = []
 
@@ -231,8 +231,8 @@ def test_what_only_arrival_dates_is_found_over_a_restart_of_the_agent(searched: 
     assert [line["line"][-1] for line in searched.lines("--since", "10m", "--until", since)] == ["0", "1"]
 
 
-def test_a_search_whose_client_left_ends_on_the_node(searched: Searched) -> None:
-    """An agent searches for one client at a time, and each of these would take it seconds."""
+def test_a_search_whose_client_disconnected_ends_on_the_node(searched: Searched) -> None:
+    """An agent searches for one client at a time, and each of these searches would take it seconds."""
     line = "epoch 3 batch 17 loss 2.1234 grad norm 0.2512 tokens 8123.4 a second, of which some are padding\n"
     with searched.attempt.launcher("n1").open("w") as file:
         file.writelines(line * 10_000 for _ in range(40))

@@ -79,8 +79,8 @@ def hot(**changes: Any) -> dict[str, Any]:
     return {"labels": labels, "annotations": {"summary": "hot"}, **changes}
 
 
-def test_a_member_with_a_text_that_is_too_long_costs_the_group_nothing(scene: tuple[Sender, Driver]) -> None:
-    """A cap stands; a member with a long annotation and one with a long label join; then the first one resolves."""
+def test_an_alert_with_too_long_text_does_not_affect_its_group(scene: tuple[Sender, Driver]) -> None:
+    """A cap is active; an alert with a long annotation and one with a long label join; then the first resolves."""
     sender, driver = scene
     beginning = "2026-01-02T03:04:05Z"
     sender.tell(hot(startsAt=_now()))

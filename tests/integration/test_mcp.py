@@ -108,8 +108,8 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("mode", "token"), [("auto", "look"), ("legacy", "act")])
-async def test_every_question_is_answered_and_nothing_is_changed(served: Served, mode: str, token: str) -> None:
-    """In both forms of the protocol; with an operator's token the history has not one event more either."""
+async def test_every_query_is_answered_and_nothing_is_changed(served: Served, mode: str, token: str) -> None:
+    """This holds for both protocol forms; even with an operator's token the history has no new event."""
     before = served.ask(f"/history/{served.run_id}")
     async with served.client(token, mode) as client:
         assert client.protocol_version == {"auto": PER_REQUEST_REVISION, "legacy": NEGOTIATED_REVISIONS[0]}[mode]
@@ -143,10 +143,10 @@ async def test_every_question_is_answered_and_nothing_is_changed(served: Served,
         ("look", None, "logs", {"job": "llm-1", "grep": "("}, "grep"),
     ],
 )
-async def test_what_goes_wrong_says_what_to_do(
+async def test_errors_say_what_to_do(
     served: Served, token: str, url: str | None, tool: str, arguments: dict[str, Any], says: str
 ) -> None:
-    """As the result of the tool, so that the assistant reads it."""
+    """They are results of the tool, so that the assistant reads them."""
     async with served.client(token, url=url) as client:
         result = await client.call_tool(tool, arguments)
     assert result.is_error is True
@@ -154,7 +154,7 @@ async def test_what_goes_wrong_says_what_to_do(
 
 
 async def test_it_ends_with_its_assistant(served: Served) -> None:
-    """When its input ends; and nothing but the protocol is on its output."""
+    """It ends when its input ends, and writes only the protocol to its output."""
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trainmedic_server", "mcp"),
         env={"PYTHONPATH": PYTHON_PATH, "TRAINMEDIC_URL": served.url, "TRAINMEDIC_TOKEN": "look"},

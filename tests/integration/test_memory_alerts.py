@@ -71,8 +71,8 @@ def idle(scrape: int) -> None:
 
 
 @pytest.mark.parametrize("kept", [2_000_000, 0], ids=["two megabytes a step", "nothing"])
-def test_a_loop_that_keeps_memory_is_a_leak(tmp_path: Path, kept: int) -> None:
-    """Measured in this process, which really keeps it; at that pace the memory of the fuller rank is used up soon."""
+def test_a_loop_that_retains_memory_is_a_leak(tmp_path: Path, kept: int) -> None:
+    """This process really retains memory; at that rate the fuller rank runs out of memory soon."""
     held: list[mmap.mmap] = []
     series = shown(
         scrapes=110,
@@ -84,8 +84,8 @@ def test_a_loop_that_keeps_memory_is_a_leak(tmp_path: Path, kept: int) -> None:
     assert bool(firing) is bool(kept)
 
 
-def test_the_fullest_rank_is_under_pressure_until_it_has_room_again(tmp_path: Path) -> None:
-    """One rank of two is enough; after its cache was emptied the alert ends."""
+def test_the_fullest_rank_is_under_pressure_until_it_has_free_memory_again(tmp_path: Path) -> None:
+    """One rank of two is enough; after its cache is emptied the alert ends."""
 
     def others(scrape: int) -> Figures:
         return {"cuda_used": 76e9 if 12 <= scrape < 48 else 40e9, "cuda_limit": 80e9}

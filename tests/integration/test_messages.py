@@ -84,10 +84,10 @@ steps:
 """
 
 
-def test_the_sixth_job_of_a_power_emergency_is_told_though_the_server_is_killed(
+def test_the_sixth_job_of_a_power_emergency_is_reported_despite_a_kill(
     tmp_path: Path, redis_url: str, sink: Sink
 ) -> None:
-    """Once, with what can be done; the same alert again is no news. When a place is free people hear that it runs."""
+    """It is reported once, with the options, and again when a place is free and it runs; a repeat is not."""
     environment = {"TRAINMEDIC_NOTIFY_URLS": f"chat=json://127.0.0.1:{sink.port}"}
     with Server(tmp_path, BOUNDED, "--redis", redis_url, environment=environment) as server:
         emergency = delivery("PowerEmergency", *(f"llm-{number}" for number in range(6)))
@@ -125,8 +125,8 @@ steps:
 """
 
 
-def test_a_server_without_channels_says_so_and_fails_no_run(tmp_path: Path, redis_url: str) -> None:
-    """In its log and in `/ready`, with the playbooks; the run's message says that nothing was sent."""
+def test_a_server_without_channels_reports_it_and_fails_no_run(tmp_path: Path, redis_url: str) -> None:
+    """The log and `/ready` with the playbooks report it; the run's message says that nothing was sent."""
     with Server(tmp_path, TELLS, "--redis", redis_url) as server:
         notifications = server.ask("/ready").body["notifications"]
         assert server.ask("/webhook", delivery("Spike", "llm")).status == 200
@@ -156,10 +156,10 @@ def is_sent(server: Server, channel: str) -> bool:
         return rows.fetchone() is not None
 
 
-def test_a_question_reaches_people_once_though_the_server_is_killed(
+def test_a_question_is_sent_once_although_the_server_is_killed(
     tmp_path: Path, redis_url: str, sink: Sink, receiver: StandIn
 ) -> None:
-    """Killed before it was sent, and again after that; a program that is told of events hears of each, in order. A
+    """It is killed before the question is sent, and again afterwards; an event receiver gets each in order. A
     service that is down keeps it from nobody else; its URL is in no log line. At length in
     `tests/crash/test_kills_while_telling.py`."""
     urls = f"chat=json://127.0.0.1:{sink.port}/{SECRET} dead=json://127.0.0.1:{free_port()}/{SECRET}"
@@ -212,8 +212,8 @@ ROUTES = (
 )
 
 
-def test_each_team_gets_its_own_messages_and_no_others(tmp_path: Path, redis_url: str) -> None:
-    """By component, severity and kind, of failures, questions and what playbooks tell; other routes tell nothing
+def test_each_team_gets_only_its_own_messages(tmp_path: Path, redis_url: str) -> None:
+    """Failures, questions and playbook messages go by component, severity and kind; other routes send nothing
     again after a kill."""
     with contextlib.ExitStack() as stack:
         sinks = {name: stack.enter_context(sink_served()) for name in ("gpu", "training", "on-call", "rest")}
@@ -257,8 +257,8 @@ def test_each_team_gets_its_own_messages_and_no_others(tmp_path: Path, redis_url
         assert {name: len(each.taken) for name, each in sinks.items()} == counts, told()
 
 
-def test_routes_that_are_wrong_stop_the_start(tmp_path: Path, redis_url: str) -> None:
-    """With the setting, the channel, the field, and what there is."""
+def test_wrong_routes_prevent_the_start(tmp_path: Path, redis_url: str) -> None:
+    """The error has the setting, the channel, the field, and the valid values."""
     environment = {
         "TRAINMEDIC_NOTIFY_URLS": "gpu=json://127.0.0.1:1",
         "TRAINMEDIC_MESSAGE_ROUTES": "gpu=component:gpus",

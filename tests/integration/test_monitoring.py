@@ -140,17 +140,17 @@ def shipped_log_rules() -> list[dict[str, Any]]:
 
 
 def test_every_rule_behaves_as_its_promtool_tests_say() -> None:
-    """Each alert fires when it should, not below its threshold nor too early, and resolves."""
+    """Each alert fires when it should, neither below its threshold nor too early, and resolves."""
     output_of("promtool", "test", "rules", *RULE_TESTS)
 
 
 def test_prometheus_accepts_the_configuration_and_its_rules() -> None:
-    """promtool finds no fault with the rules nor with the configuration that loads them."""
+    """promtool finds no errors in the rules and the configuration that loads them."""
     output_of("promtool", "check", "rules", *RULES)
     assert f"{len(RULES)} rule files found" in output_of("promtool", "check", "config", MONITORING / "prometheus.yml")
 
 
-def test_the_alerts_are_those_promised_with_their_severities() -> None:
+def test_the_alerts_and_severities_are_those_promised() -> None:
     """The names and severities that playbooks match on are stable."""
     assert {name: rule["labels"]["severity"] for name, rule in shipped_alerts().items()} == ALERTS
 
@@ -162,8 +162,8 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
     assert {case["alertname"] for case in cases if not case["exp_alerts"]} == set(ALERTS)
 
 
-def test_every_alert_says_what_it_is_about_and_is_repaired_or_for_people() -> None:
-    """A component, by which people route; and ``needs: people`` exactly where no shipped playbook takes the alert."""
+def test_every_alert_has_a_component_and_is_repaired_or_for_people() -> None:
+    """The component is for routing; ``needs: people`` is set exactly if no shipped playbook takes the alert."""
     documents = [each for path in (programs.ROOT / "playbooks").glob("*.yaml") for each in load_all(path)]
     triggers = [book["on"]["alert"] for book in documents if "playbook" in book]
     repaired = {name for trigger in triggers for name in ([trigger] if isinstance(trigger, str) else trigger)}
@@ -178,8 +178,8 @@ def test_every_alert_says_what_it_is_about_and_is_repaired_or_for_people() -> No
         assert (rule["labels"].get("needs") == "people") == (name not in repaired), name
 
 
-def test_every_rule_carries_the_label_that_harmful_playbooks_ask_for() -> None:
-    """And what a rule asks of its own alert does not depend on it, so that an upgrade of the rules ends no alert."""
+def test_every_rule_has_the_label_that_harmful_playbooks_require() -> None:
+    """A rule's condition on its own alert does not depend on it, so that an upgrade of the rules ends no alert."""
     for name, rule in shipped_alerts().items():
         assert rule["labels"][SHIPPED_RULE_LABEL] == SHIPPED_RULE, name
     for path in RULES:
@@ -187,8 +187,8 @@ def test_every_rule_carries_the_label_that_harmful_playbooks_ask_for() -> None:
             assert SHIPPED_RULE_LABEL in ignored, path
 
 
-def test_no_alert_that_is_repaired_ends_because_one_scrape_failed() -> None:
-    """Its end says to a playbook that all is well: it outlives its series, or rests on counts over a time."""
+def test_no_repaired_alert_ends_because_one_scrape_failed() -> None:
+    """Its end tells a playbook that all is well: it outlives its series, or is based on counts over a time."""
     over_time = re.compile(r"_over_time\(|increase\(|\bup\b")
     for name, rule in shipped_alerts().items():
         if rule["labels"].get("needs") != "people" and not over_time.search(rule["expr"]):
@@ -201,8 +201,8 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
-def test_every_alert_explains_itself() -> None:
-    """Summary, description, and an absolute link to a section of the on-call page."""
+def test_every_alert_has_an_explanation() -> None:
+    """It has a summary, a description, and an absolute link to a section of the on-call page."""
     there = anchors(ON_CALL)
     for name, rule in shipped_alerts().items():
         annotations = rule["annotations"]
@@ -221,7 +221,7 @@ def test_the_on_call_page_names_every_alert_of_a_log_rule() -> None:
 
 
 def test_one_command_changes_the_links_of_all_rules(tmp_path: Path) -> None:
-    """The command of the documentation, on a copy of the rules: each link has the new base and its anchor."""
+    """The documented command runs on a copy of the rules: each link has the new base and its anchor."""
     page = (programs.ROOT / "docs/how-to/use-your-own-alerts.md").read_text()
     (command,) = re.findall(r"^\s*(sed -i .*runbook.*|sed -i .*on-call.*)$", page, re.MULTILINE)
     shutil.copytree(MONITORING, tmp_path / "monitoring")
@@ -233,7 +233,7 @@ def test_one_command_changes_the_links_of_all_rules(tmp_path: Path) -> None:
 
 
 def test_alertmanager_accepts_the_configuration_with_and_without_a_token(alertmanager: Path, tmp_path: Path) -> None:
-    """amtool finds no fault with the configuration, nor with its commented part once that is in use."""
+    """amtool finds no error in the configuration, nor in its commented part once that is active."""
     config = MONITORING / "alertmanager.yml"
     amtool = alertmanager.with_name("amtool")
     output_of(amtool, "check-config", config)
@@ -291,8 +291,8 @@ def documented_receivers() -> dict[str, str]:
     return {each.strip("`"): receiver for components, receiver in rows for each in components.split(", ")}
 
 
-def test_every_alert_is_routed_as_the_documentation_says(alertmanager: Path) -> None:
-    """To Trainmedic, always; what nobody repairs to the team of its component, by which the server routes as well,
+def test_every_alert_is_routed_as_documented(alertmanager: Path) -> None:
+    """All go to Trainmedic; those without a repair go to the team of their component, as in the server's routes,
     and what is critical of it to on call."""
     team_of = documented_receivers()
     assert team_of.keys() == set(Component)
@@ -303,8 +303,8 @@ def test_every_alert_is_routed_as_the_documentation_says(alertmanager: Path) -> 
         assert receivers[name] == ["trainmedic", *people], name
 
 
-def test_teams_get_every_alert_where_the_matcher_is_taken_away(alertmanager: Path, tmp_path: Path) -> None:
-    """As the file says; a verdict goes to the team of its cause there, too."""
+def test_teams_get_every_alert_if_the_matcher_is_removed(alertmanager: Path, tmp_path: Path) -> None:
+    """The file describes this; a verdict goes to the team of its cause there, too."""
     config = tmp_path / "alertmanager.yml"
     config.write_text((MONITORING / "alertmanager.yml").read_text().replace("- matchers: [needs = people]\n     ", "-"))
     team_of = documented_receivers()
@@ -314,8 +314,8 @@ def test_teams_get_every_alert_where_the_matcher_is_taken_away(alertmanager: Pat
         assert receivers[name] == ["trainmedic", *on_call, team_of[component_of(labels)]], name
 
 
-def test_alerts_reach_trainmedic_at_once_and_their_ends_too() -> None:
-    """Within seconds, resolved included."""
+def test_alerts_and_resolutions_reach_trainmedic_at_once() -> None:
+    """They arrive within seconds."""
     loaded = load(MONITORING / "alertmanager.yml")
     assert loaded["route"]["routes"][0] == {"receiver": "trainmedic", "continue": True}
     receiver = loaded["receivers"][0]["webhook_configs"][0]
@@ -332,8 +332,8 @@ def alertmanager_url(alertmanager: Path, tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-def test_what_explains_an_alert_silences_it(alertmanager_url: str) -> None:
-    """NodeDown silences its node's other alerts, a hot GPU its own idleness, a job's cause its effects; no more."""
+def test_an_alert_silences_the_alerts_that_it_explains(alertmanager_url: str) -> None:
+    """NodeDown silences its node's other alerts, a hot GPU its idleness, a job's cause its effects; no more."""
     explained = [
         {"alertname": "TrainingLossSpike", "job_name": "llm-2"},
         {"alertname": "TrainingLossNaN", "job_name": "llm-2"},

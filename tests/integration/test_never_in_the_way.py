@@ -33,8 +33,8 @@ def final(commander: Commander, medic: trainmedic.Medic, sent: str, step: Any = 
     return looking(medic, step, lambda: [one for one in commander.replies(sent) if one.is_final], "the answer")[0]
 
 
-def test_a_redis_behind_a_file_is_as_good(own_redis: Any, tmp_path: Path) -> None:
-    """``unix://``: commands come, and answers go."""
+def test_redis_behind_a_unix_socket_works(own_redis: Any, tmp_path: Path) -> None:
+    """With ``unix://`` commands arrive and answers are sent."""
     server = own_redis(tmp_path, "--unixsocket", str(tmp_path / "redis.sock"))
     server.start()
     password = f":{server.password}@" if server.password else ""
@@ -47,7 +47,7 @@ def test_a_redis_behind_a_file_is_as_good(own_redis: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("step", [torch.tensor(7), 7.0, "7"])
 def test_steps_may_be_counted_in_any_type(commander: Commander, step: Any) -> None:
-    """JSON knows plain numbers only: the answer and the presence have one."""
+    """JSON has only plain numbers: the answer and the presence contain one."""
     with commander.connect() as medic:
         medic.on("job.scale_lr")(lambda command: {"after": 0.5})
         assert final(commander, medic, commander.send("job.scale_lr", factor=0.5), step).output["step"] == 7
@@ -62,7 +62,7 @@ class Unspeakable(Exception):
 
 
 def test_a_handler_may_fail_in_any_way(commander: Commander, caplog: pytest.LogCaptureFixture) -> None:
-    """By what it raises or by what it returns: each is answered, and nothing reaches the loop."""
+    """It fails by an exception or its return value: each is answered, and nothing reaches the loop."""
     acts: list[Any] = [Unspeakable(), StopIteration(), RecursionError(), {"a": Unspeakable()}, {"a": 10**5000}, {1: 2}]
     with commander.connect() as medic:
 
@@ -78,8 +78,8 @@ def test_a_handler_may_fail_in_any_way(commander: Commander, caplog: pytest.LogC
     assert statuses == ["failed"] * 3 + ["applied"] * 3
 
 
-def test_a_right_that_is_missing_is_told_once(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Redis takes the job's presence, and does not let it read: one line, however often it tries."""
+def test_a_missing_permission_is_reported_once(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Redis accepts the job's presence but denies reading: one line, however many attempts."""
     with redis.Redis.from_url(redis_url) as client:
         client.acl_setuser("half", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-xreadgroup"])
         try:
@@ -94,8 +94,8 @@ def test_a_right_that_is_missing_is_told_once(redis_url: str, caplog: pytest.Log
     assert "connected to Redis again" not in caplog.text
 
 
-def test_two_jobs_of_one_name_are_told_of_each_other(commander: Commander, caplog: pytest.LogCaptureFixture) -> None:
-    """Else commands would go to either of them, and nobody would know why."""
+def test_two_jobs_of_one_name_are_warned_of_each_other(commander: Commander, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise commands would reach either of them for no visible reason."""
     with commander.connect() as one, commander.connect() as other:
         for medic in (one, other):
             writer = medic._server.writer  # type: ignore[union-attr]

@@ -91,8 +91,8 @@ def asked(node: GpuNode, gpu: str) -> Mapping[str, Any]:
     return node.final(node.send(command)).output
 
 
-def test_the_reference_of_power_limits_has_what_an_agent_answers(node: GpuNode) -> None:
-    """Every key of a cap, of one that is clamped, of undos and of a failure; and none that does not exist."""
+def test_the_reference_of_power_limits_lists_what_an_agent_answers(node: GpuNode) -> None:
+    """It has every key of a cap, a clamped cap, undos and a failure; and none that does not exist."""
     low = node.send(node.cap("0", percent=20, lease_seconds=60))
     high = node.send(node.cap("0", percent=80, lease_seconds=60))
     outputs = [node.final(low).output, node.final(high).output]
@@ -103,8 +103,8 @@ def test_the_reference_of_power_limits_has_what_an_agent_answers(node: GpuNode) 
     compare("gpu.power_limit", [*outputs, failed.output], lambda path: False)
 
 
-def test_the_reference_of_facts_has_what_an_agent_answers(node: GpuNode) -> None:
-    """Every key, of a node in good health and of one that is not."""
+def test_the_reference_of_facts_lists_what_an_agent_answers(node: GpuNode) -> None:
+    """It has every key of a healthy node and of an unhealthy one."""
     well = asked(node, "1")
     node.driver.xid(0, 79)
     node.driver.fail("nvmlDeviceGetPowerUsage", UNKNOWN, gpu=0)
@@ -112,14 +112,14 @@ def test_the_reference_of_facts_has_what_an_agent_answers(node: GpuNode) -> None
     compare("node.facts", [well, asked(node, "1")], OF_THE_MACHINE.fullmatch)
 
 
-def test_the_reference_of_health_has_what_an_agent_answers(node: GpuNode) -> None:
-    """Every key."""
+def test_the_reference_of_health_lists_what_an_agent_answers(node: GpuNode) -> None:
+    """It has every key."""
     node.driver.ecc(0, 0, 1)
     compare("node.health", [node.do("node.health")[1]], lambda path: False)
 
 
-def test_a_cap_is_refused_as_the_page_on_caps_says(node: GpuNode) -> None:
-    """For what the driver answers, and for what the target names."""
+def test_a_cap_is_rejected_as_the_page_on_caps_states(node: GpuNode) -> None:
+    """The reasons are driver errors and what the target names."""
 
     def answer(gpu: str) -> str:
         return node.final(node.send(node.cap(gpu, percent=80))).status
@@ -137,7 +137,7 @@ def test_a_cap_is_refused_as_the_page_on_caps_says(node: GpuNode) -> None:
 
 @pytest.mark.parametrize("name", PLAYBOOKS)
 def test_the_shipped_playbooks_find_real_facts(node: GpuNode, name: str) -> None:
-    """Each condition and message that looks at facts finds them: of a node, and of a job on two."""
+    """Each condition and message that reads facts finds them: of a node, and of a job on two."""
     path = ROOT / "playbooks" / f"{name}.yaml"
     (book,) = loader.load_file(path, registry.specs_only()).playbooks
     told = asked(node, "0")

@@ -78,10 +78,10 @@ def finish(stand_in: ApiServer, job: dict[str, Any]) -> None:
     stand_in.objects.patch(JOBS, *place, {"status": status}, "job-controller")
 
 
-def test_a_node_takes_pods_again_only_when_its_checks_have_passed(
+def test_a_node_accepts_pods_again_only_after_passing_its_checks(
     tmp_path: Path, make_driver: Callable[..., Driver]
 ) -> None:
-    """Cordoned and drained while it is down; when it is back the check runs on it, with neither Redis nor a policy,
+    """It is cordoned and drained while down; then the check runs on it, with neither Redis nor a policy,
     and ends with 0 only where every GPU answers; then the probe, where an image for it is named; then it is
     uncordoned."""
     driver = make_driver(2)

@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
 
 
 def test_each_situation_has_its_command() -> None:
-    """In the second column."""
+    """The command is in the second column."""
     rows = [row for row in SITUATIONS.splitlines() if row.startswith("| ")][1:]
     assert len(rows) >= 10
     assert [row for row in rows if not re.match(r"\| [^|`]+ \| `trainmedic [^`|]+` \|", row)] == []
@@ -51,7 +51,7 @@ def test_each_situation_has_its_command() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_page_works(server: CommandLine, command: str) -> None:
-    """With RUN, JOB and the like filled in, its flags are known and the server answers it."""
+    """With RUN, JOB and other placeholders filled in, its flags are known and the server answers it."""
     filled = re.sub(r"\b(JOB|NAME)\b", "llm-1", command).replace("--note TEXT", "--note text")
     filled = filled.replace("findings show ID", "findings show 019c1415-6c05-7c11-9a0d-6f1d2e3c4b5a")
     if "RUN" in filled:

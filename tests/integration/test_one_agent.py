@@ -51,7 +51,7 @@ def refusal(node: Node) -> str:
 
 
 def test_no_gpu_stays_capped_by_two_agents(tmp_path: Path, redis_url: str, driver: Driver, node: GpuNode) -> None:
-    """The second one would take the first one's cap for the limit from before. It says whose the GPU is."""
+    """The second one would take the first one's cap for the original limit. It reports the owner of the GPU."""
     cap = node.send(node.cap("0", percent=80))
     assert node.final(cap).status == envelope.APPLIED
     text = refusal(GpuNode(tmp_path / "other", redis_url, driver, name="n2"))
@@ -60,10 +60,10 @@ def test_no_gpu_stays_capped_by_two_agents(tmp_path: Path, redis_url: str, drive
     assert [call.watts for call in driver.sets()] == [560, 700]
 
 
-def test_a_gpu_that_appears_later_stays_its_first_agents(
+def test_a_gpu_that_appears_later_belongs_to_its_first_agent(
     tmp_path: Path, redis_url: str, driver: Driver, node: GpuNode
 ) -> None:
-    """An agent that was started while it saw no GPU does not offer it, says why, and sets no limit."""
+    """An agent started without a visible GPU does not offer it, gives the reason, and sets no limit."""
     node.final(node.send(node.cap("0", percent=80)))
     late = GpuNode(tmp_path / "late", redis_url, driver, name="n2")
     driver.unload()
@@ -81,8 +81,8 @@ def test_a_gpu_that_appears_later_stays_its_first_agents(
     assert 420 not in [call.watts for call in driver.sets()]
 
 
-def test_another_agents_gpus_are_not_released(tmp_path: Path, redis_url: str, driver: Driver, node: GpuNode) -> None:
-    """By ``agent release`` with a state directory that remembers a cap of its own on them."""
+def test_gpus_of_another_agent_are_not_released(tmp_path: Path, redis_url: str, driver: Driver, node: GpuNode) -> None:
+    """The state directory given to ``agent release`` has a recorded cap of its own on them."""
     node.final(node.send(node.cap("0", percent=80)))
     argv = (sys.executable, "-m", "trainmedic_server", "agent", "release", "--state-dir", str(tmp_path / "other"))
     environment = {**os.environ, **driver.environment}
@@ -95,7 +95,7 @@ def test_another_agents_gpus_are_not_released(tmp_path: Path, redis_url: str, dr
 def test_the_check_warns_of_another_agent(
     tmp_path: Path, redis_url: str, driver: Driver, node: GpuNode, name: str, is_warned: bool
 ) -> None:
-    """Of the one that is running under the name that is checked it does not."""
+    """It does not warn of the one that runs under the checked name."""
     argv = (sys.executable, "-m", "trainmedic_server", "agent", "check", "--node", name, "--redis", redis_url, "--json")
     environment = {**os.environ, **driver.environment, "TRAINMEDIC_SIGNING_KEY": KEY}
     checked = subprocess.run(argv, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -105,8 +105,8 @@ def test_the_check_warns_of_another_agent(
     ) is is_warned
 
 
-def test_an_agent_that_was_killed_has_its_gpu_again_at_once(node: GpuNode) -> None:
-    """However often."""
+def test_a_killed_agent_gets_its_gpu_back_at_once(node: GpuNode) -> None:
+    """This works any number of times."""
     for _ in range(3):
         node.kill()
         node.start()
@@ -116,8 +116,8 @@ def test_an_agent_that_was_killed_has_its_gpu_again_at_once(node: GpuNode) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's process is needed, which only root can start")
-def test_a_stranger_does_not_keep_an_agent_from_its_root(tmp_path: Path, redis_url: str, driver: Driver) -> None:
-    """Any user can hold any name; what counts is who could be an agent."""
+def test_an_unrelated_user_does_not_block_an_agents_root(tmp_path: Path, redis_url: str, driver: Driver) -> None:
+    """Any user can hold any name; only a process that could be an agent counts."""
     driver.unload()
     root = tmp_path / "scratch"
     name = f"trainmedic:root:{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}"
@@ -140,7 +140,7 @@ def test_a_stranger_does_not_keep_an_agent_from_its_root(tmp_path: Path, redis_u
 def test_a_lock_whose_holder_refuses_connections_is_logged_as_ineffective(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody knows the holder then, and any user can be it."""
+    """The holder is unknown then, and any user can be it."""
     monkeypatch.setattr(machine_locks, "_TRY_SECONDS", 0.0)
     name = f"test:{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as holder:
@@ -157,7 +157,7 @@ def test_a_lock_whose_holder_refuses_connections_is_logged_as_ineffective(
 
 
 def test_a_root_is_cleaned_by_one_agent(tmp_path: Path, redis_url: str, driver: Driver) -> None:
-    """Two that clean different ones run beside each other."""
+    """Two agents that clean different roots run side by side."""
     driver.unload()
     root, another = tmp_path / "scratch", tmp_path / "logs"
     with GpuNode(tmp_path / "node", redis_url, driver, CLEANING.format(root)) as node:
@@ -185,10 +185,10 @@ def by_directory(state: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("alias", [by_symlink, by_hard_link, by_directory])
-def test_a_journal_has_one_agent_by_any_name(
+def test_a_journal_has_one_agent_under_any_name(
     tmp_path: Path, redis_url: str, alias: Callable[[Path, Path], None]
 ) -> None:
-    """The first one goes on."""
+    """The first agent continues."""
     with Node(tmp_path / "node", redis_url) as node:
         other = Node(tmp_path / "other", redis_url, name="n2")
         alias(node.state, other.state)
@@ -196,8 +196,8 @@ def test_a_journal_has_one_agent_by_any_name(
         assert node.do("node.facts")[0] == envelope.APPLIED
 
 
-def test_a_copied_journal_is_of_no_use_while_the_first_one_is_in_use(tmp_path: Path, redis_url: str) -> None:
-    """Once that agent has ended, the copy is a journal like any other, and keeps the first one out then."""
+def test_a_copied_journal_is_unusable_while_the_original_is_in_use(tmp_path: Path, redis_url: str) -> None:
+    """Once that agent has ended, the copy is a normal journal, and then blocks the original."""
     with Node(tmp_path / "node", redis_url) as node:
         other = Node(tmp_path / "other", redis_url, name="n2")
         shutil.copytree(node.state, other.state)

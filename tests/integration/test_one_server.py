@@ -94,8 +94,8 @@ def by_directory_of_links(database: Path, state: Path) -> None:
     shutil.copytree(database.parent, state, copy_function=os.link)
 
 
-def test_a_second_server_is_refused_under_any_name_of_the_file(tmp_path: Path, first: Server) -> None:
-    """It says that the file is in use, and the first one goes on with its Redis."""
+def test_a_second_server_is_rejected_under_any_name_of_the_file(tmp_path: Path, first: Server) -> None:
+    """It reports that the file is in use, and the first one continues with its Redis."""
     redis = redis_pid(first.state)
     for alias in (by_symlink, by_hard_link, by_directory, by_directory_of_links):
         other = tmp_path / alias.__name__
@@ -108,8 +108,8 @@ def test_a_second_server_is_refused_under_any_name_of_the_file(tmp_path: Path, f
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_second_server_is_refused_behind_a_mount(tmp_path: Path, first: Server) -> None:
-    """In another mount and network namespace, as containers have them, where the file is all that both can see."""
+def test_a_second_server_is_rejected_behind_a_mount(tmp_path: Path, first: Server) -> None:
+    """It has another mount and network namespace, as in containers; both can see only the file."""
     state = tmp_path / "second"
     state.mkdir()
     (state / "trainmedic.db").touch()
@@ -119,16 +119,16 @@ def test_a_second_server_is_refused_behind_a_mount(tmp_path: Path, first: Server
     assert_works(first, "llm")
 
 
-def test_a_file_is_named_by_its_path_alone(tmp_path: Path, first: Server) -> None:
-    """SQLite's own URIs would lead to the file past its lock."""
+def test_a_file_is_identified_only_by_its_path(tmp_path: Path, first: Server) -> None:
+    """SQLite's own URIs would open the file without its lock."""
     for number, form in enumerate(("sqlite:///file:{}", "sqlite:///file:{}?uri=true", "sqlite:///{}?uri=true")):
         url = form.format(first.state / "trainmedic.db")
         assert "names no file" in refusal(second(tmp_path / "second", "--database", url)), form
         assert_works(first, f"llm-{number}")
 
 
-def test_a_file_with_two_names_is_not_served_under_either(tmp_path: Path) -> None:
-    """Under each of them SQLite keeps a journal of its own: what is in the one is missing from the other."""
+def test_a_file_with_two_names_is_served_under_neither(tmp_path: Path) -> None:
+    """SQLite keeps a journal per name: what is in the one is missing from the other."""
     by_name = tmp_path / "trainmedic.db"
     sqlite3.connect(by_name).close()
     by_hard_link(by_name, tmp_path / "state")
@@ -148,8 +148,8 @@ def backed_up(state: Path, to: Path) -> None:
         connection.execute("VACUUM INTO ?", [str(to / "trainmedic.db")])
 
 
-def test_a_server_on_a_copy_is_refused_while_the_first_one_works(tmp_path: Path, first: Server) -> None:
-    """Both would carry out what is open in it. The first one's Redis stays what it was, under the same URL."""
+def test_a_server_on_a_copy_is_rejected_while_the_first_one_runs(tmp_path: Path, first: Server) -> None:
+    """Both would execute its open runs. The first one's Redis stays unchanged, under the same URL."""
     assert_works(first, "before")
     redis, url = redis_pid(first.state), redis_url(first.state)
     for copy in (copied, backed_up):
@@ -161,8 +161,8 @@ def test_a_server_on_a_copy_is_refused_while_the_first_one_works(tmp_path: Path,
         assert_works(first, f"after-{copy.__name__}")
 
 
-def test_a_copy_is_served_once_the_first_one_has_ended_and_keeps_it_out_then(tmp_path: Path, first: Server) -> None:
-    """With a Redis, a port and a password of its own: what knew the first one's URL does not come to the copy."""
+def test_a_copy_is_served_once_the_first_server_has_ended_and_then_blocks_it(tmp_path: Path, first: Server) -> None:
+    """It has its own Redis, port and password: clients with the first one's URL do not reach the copy."""
     copied(first.state, tmp_path / "copy")
     url = redis_url(first.state)
     first.kill()
@@ -178,8 +178,8 @@ def test_a_copy_is_served_once_the_first_one_has_ended_and_keeps_it_out_then(tmp
     assert_works(first, "llm")
 
 
-def test_a_backup_in_the_place_of_the_file_is_served_at_once(tmp_path: Path, first: Server) -> None:
-    """As the page on backups says, without anything more to do, also where the server was killed."""
+def test_a_backup_in_place_of_the_file_is_served_at_once(tmp_path: Path, first: Server) -> None:
+    """As the backup page states, nothing more is needed, even if the server was killed."""
     backed_up(first.state, tmp_path / "backup")
     first.kill()
     for name in ("trainmedic.db", "trainmedic.db-wal", "trainmedic.db-shm"):
@@ -192,8 +192,8 @@ def test_a_backup_in_the_place_of_the_file_is_served_at_once(tmp_path: Path, fir
 # --- the first one itself -----------------------------------------------------------------------------
 
 
-def test_a_server_that_was_killed_starts_at_once(first: Server) -> None:
-    """Nothing of its locks is left, however often; its Redis keeps its URL."""
+def test_a_killed_server_restarts_at_once(first: Server) -> None:
+    """None of its locks remain, however often; its Redis keeps its URL."""
     url = redis_url(first.state)
     for number in range(2):
         first.kill()
@@ -202,8 +202,8 @@ def test_a_server_that_was_killed_starts_at_once(first: Server) -> None:
         assert_works(first, f"llm-{number}")
 
 
-def test_a_file_that_is_replaced_under_the_server_takes_nothing_more(tmp_path: Path, first: Server) -> None:
-    """What is written to a file without a name is lost, so nothing is accepted until it is back."""
+def test_a_file_replaced_under_the_server_accepts_nothing_more(tmp_path: Path, first: Server) -> None:
+    """Writes to an unlinked file are lost, so nothing is accepted until it is restored."""
     database = first.state / "trainmedic.db"
     backed_up(first.state, tmp_path / "backup")
     database.rename(tmp_path / "moved.db")

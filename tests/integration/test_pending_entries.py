@@ -74,8 +74,8 @@ def replies(client: redis.Redis, sent: envelope.Command) -> list[envelope.Reply]
     return [reply for _, fields in entries if (reply := envelope.Reply.of_entry(fields)).command_id == sent.id]
 
 
-def test_an_entry_whose_answer_waits_is_not_answered_again(client: redis.Redis, answering: Answering) -> None:
-    """A slow writer, or an outage, makes no second reply of one."""
+def test_an_entry_whose_answer_is_pending_is_not_answered_again(client: redis.Redis, answering: Answering) -> None:
+    """A slow writer or an outage does not duplicate a reply."""
     sent = make_command(job=JOB)
     client.xadd(STREAM, {"command": sent.encode()})
     eventually(lambda: answering.handed_on, 60, "the command", every=0.01)
@@ -86,10 +86,10 @@ def test_an_entry_whose_answer_waits_is_not_answered_again(client: redis.Redis, 
     assert [reply.status for reply in replies(client, sent)] == ["applied"]
 
 
-def test_an_entry_whose_answer_had_no_room_is_answered_anew(
+def test_an_entry_whose_answer_had_no_capacity_is_answered_again(
     client: redis.Redis, answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too many replies waited when it was answered first."""
+    """Too many replies were pending at the first answer."""
     monkeypatch.setattr(answering.writer, "_queue", queue.Queue(1))
     answering.writer.announce()  # which takes the one place that there is
     sent = make_command(job=JOB)
@@ -100,10 +100,10 @@ def test_an_entry_whose_answer_had_no_room_is_answered_anew(
     assert {reply.status for reply in replies(client, sent)} == {"applied"}
 
 
-def test_an_entry_whose_answer_redis_refused_is_answered_anew(
+def test_an_entry_whose_answer_redis_rejected_is_answered_again(
     client: redis.Redis, answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer gave it up, so that it did not block those behind it."""
+    """The writer dropped it to unblock the replies after it."""
     append = answering.writer._append
     quoted = "Command # 1 (XADD a of pipeline caused error: BUSY b) of pipeline caused error: ERR refused"
     refusals = [redis.ResponseError(quoted)]
@@ -131,10 +131,10 @@ def test_an_entry_whose_answer_redis_refused_is_answered_anew(
         redis.ResponseError("Command # 1 (XADD a b) of pipeline caused error: BUSY Redis is busy running a script."),
     ],
 )
-def test_an_answer_waits_until_redis_takes_writes_again(
+def test_an_answer_waits_until_redis_accepts_writes_again(
     client: redis.Redis, answering: Answering, monkeypatch: pytest.MonkeyPatch, error: redis.ResponseError
 ) -> None:
-    """It is not given up, nor is a notice, which nobody would ask for again."""
+    """It is not dropped; a notice is not, either, because no one would ask for it again."""
     append = answering.writer._append
     refusals = [error] * 3
 

@@ -52,14 +52,14 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_good_playbooks_pass_the_check(directory: Path) -> None:
-    """And nothing else is printed."""
+def test_valid_playbooks_pass_the_check(directory: Path) -> None:
+    """Nothing else is printed."""
     done = playbook(directory, "check")
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 playbook, no mistake.\n", "")
 
 
-def test_a_mistake_is_told_with_its_place_and_ends_with_1(directory: Path) -> None:
-    """File, line and column, and the nearest right name."""
+def test_an_error_is_reported_with_its_position_and_ends_with_1(directory: Path) -> None:
+    """The report has file, line and column, and the nearest right name."""
     (directory / "wrong.yaml").write_text(GOOD.replace("scale_lr", "scale_rl"))
     done = playbook(directory, "check", "wrong.yaml")
     assert done.returncode == 1
@@ -67,29 +67,29 @@ def test_a_mistake_is_told_with_its_place_and_ends_with_1(directory: Path) -> No
     assert "job.scale_lr" in done.stdout
 
 
-def test_the_variable_says_where_playbooks_are(directory: Path, tmp_path: Path) -> None:
-    """With a colon between several, as for the server."""
+def test_the_variable_lists_the_playbook_paths(directory: Path, tmp_path: Path) -> None:
+    """Colons separate several paths, as for the server."""
     done = playbook(directory, "check", TRAINMEDIC_PLAYBOOKS=f"playbooks:{tmp_path / 'none'}")
     assert done.returncode == 1
     assert "none" in done.stdout
 
 
 def test_the_schema_is_a_json_schema(directory: Path) -> None:
-    """For an editor to complete and check with."""
+    """Editors use it for completion and validation."""
     schema = json.loads(playbook(directory, "schema").stdout)
     assert "$schema" in schema
     assert "steps" in json.dumps(schema)
 
 
 def test_a_path_without_playbooks_ends_with_2(directory: Path) -> None:
-    """A CI with a wrong path is not green."""
+    """CI with a wrong path must not pass."""
     (directory / "empty").mkdir()
     done = playbook(directory, "check", "playbooks", "empty")
     assert (done.returncode, done.stderr) == (2, "Error: No playbook found in empty.\n")
 
 
-def test_two_playbooks_for_one_alert_are_a_warning(directory: Path) -> None:
-    """Printed, and no mistake."""
+def test_two_playbooks_for_one_alert_cause_a_warning(directory: Path) -> None:
+    """It is printed, but is not an error."""
     (directory / "playbooks" / "other.yaml").write_text(GOOD.replace("slow-down", "other"))
     done = playbook(directory, "check")
     assert done.returncode == 0
@@ -97,7 +97,7 @@ def test_two_playbooks_for_one_alert_are_a_warning(directory: Path) -> None:
 
 
 def test_an_alert_is_explained(directory: Path) -> None:
-    """The target, the decision and the parameters; read from standard input here."""
+    """The output has target, decision and parameters; the alert comes from standard input."""
     labels = {"alertname": "GradientExplosion", "severity": "critical", "job_name": "llm-1"}
     done = playbook(directory, "explain", "-", stdin=json.dumps({"labels": labels}))
     assert done.returncode == 0, done.stderr
@@ -106,8 +106,8 @@ def test_an_alert_is_explained(directory: Path) -> None:
     assert '{"factor": 0.5}' in done.stdout
 
 
-def test_an_alert_that_nothing_reacts_to_is_explained_too(directory: Path) -> None:
-    """Which matcher did not hold; as JSON for programs."""
+def test_an_alert_without_a_reaction_is_explained_too(directory: Path) -> None:
+    """The output names the matcher that did not hold, and is available as JSON."""
     labels = {"alertname": "GradientExplosion", "severity": "warning", "job_name": "llm-1"}
     (directory / "alert.json").write_text(json.dumps({"labels": labels}))
     done = playbook(directory, "explain", "alert.json", "--output", "json")
@@ -118,8 +118,8 @@ def test_an_alert_that_nothing_reacts_to_is_explained_too(directory: Path) -> No
     assert explanation["why"] == "'severity' is 'warning' and must be 'critical'"
 
 
-def test_an_alert_that_no_playbook_names_is_told_the_nearest_name(directory: Path) -> None:
-    """And an old one can be judged as of then, in the form in which Alertmanager's API and amtool give it."""
+def test_an_alert_named_by_no_playbook_gets_the_nearest_name(directory: Path) -> None:
+    """An old one can be judged as of its time, in the form of Alertmanager's API and amtool."""
     labels = {"alertname": "GradientExplosions", "job_name": "llm-1"}
     done = playbook(directory, "explain", "-", stdin=json.dumps({"labels": labels}))
     assert "no playbook reacts to 'GradientExplosions'; did you mean 'GradientExplosion'?" in done.stdout
@@ -134,8 +134,8 @@ def test_an_alert_that_no_playbook_names_is_told_the_nearest_name(directory: Pat
     assert "decision: started" in then.stdout
 
 
-def test_an_alert_is_made_a_test(directory: Path) -> None:
-    """Which passes."""
+def test_an_alert_is_converted_to_a_test(directory: Path) -> None:
+    """The test passes."""
     labels = {"alertname": "GradientExplosion", "severity": "critical", "job_name": "llm-1"}
     written = playbook(directory, "explain", "-", "--test", stdin=json.dumps({"labels": labels}))
     (directory / "playbooks" / "slow-down_test.yaml").write_text(written.stdout)
@@ -145,15 +145,15 @@ def test_an_alert_is_made_a_test(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"labels": 1}', ""])
-def test_what_is_no_alert_ends_with_2(directory: Path, text: str) -> None:
-    """It is a mistake in the file, and said to be."""
+def test_a_file_without_an_alert_ends_with_2(directory: Path, text: str) -> None:
+    """The message says that the file is wrong."""
     done = playbook(directory, "explain", "-", stdin=text)
     assert done.returncode == 2
     assert done.stderr.startswith("Error: ")
 
 
-def test_tests_that_pass_end_with_0(directory: Path) -> None:
-    """One line for each file, and the sum."""
+def test_passing_tests_end_with_0(directory: Path) -> None:
+    """The output is one line per file and the total."""
     (directory / "playbooks" / "slow-down_test.yaml").write_text(TESTS.replace("STATUS", "succeeded"))
     done = playbook(directory, "test")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -161,8 +161,8 @@ def test_tests_that_pass_end_with_0(directory: Path) -> None:
     assert "ok   it halves" in playbook(directory, "test", "--verbose").stdout
 
 
-def test_a_test_that_fails_ends_with_1_and_says_why(directory: Path) -> None:
-    """With the place in the test file."""
+def test_a_failing_test_ends_with_1_and_a_reason(directory: Path) -> None:
+    """The reason includes the position in the test file."""
     (directory / "playbooks" / "slow-down_test.yaml").write_text(TESTS.replace("STATUS", "failed"))
     done = playbook(directory, "test")
     assert done.returncode == 1
@@ -171,14 +171,14 @@ def test_a_test_that_fails_ends_with_1_and_says_why(directory: Path) -> None:
 
 
 def test_no_tests_at_all_end_with_2(directory: Path) -> None:
-    """A path without tests is more likely wrong than meant."""
+    """A path without tests is probably wrong."""
     done = playbook(directory, "test")
     assert done.returncode == 2
     assert "No test files found in playbooks" in done.stderr
 
 
-def test_a_missing_path_is_no_passed_test(directory: Path) -> None:
-    """Also next to a directory whose tests would pass."""
+def test_a_missing_path_is_not_a_passed_test(directory: Path) -> None:
+    """This holds even next to a directory whose tests would pass."""
     (directory / "playbooks" / "slow-down_test.yaml").write_text(TESTS.replace("STATUS", "succeeded"))
     done = playbook(directory, "test", "playbooks", "plybooks")
     assert (done.returncode, done.stdout) == (2, "")

@@ -22,8 +22,8 @@ async def changed(made: Library, name: str, text: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_watching_takes_in_edits_and_swaps(tmp_path: Path) -> None:
-    """An editor's rename over the file and a ConfigMap's swap are noticed without being asked."""
+async def test_watching_detects_edits_and_swaps(tmp_path: Path) -> None:
+    """An editor's rename over the file and a ConfigMap's swap are noticed without a request."""
     config_map(tmp_path / "map", "1", {"b.yaml": named("b")})
     (tmp_path / "a.yaml").write_text(named("a"))
     made = library(tmp_path, tmp_path / "map")

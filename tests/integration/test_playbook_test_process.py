@@ -33,8 +33,10 @@ def written(directory: Path) -> str:
     return str(directory / "quiet.yaml")
 
 
-async def test_each_test_is_told_with_the_place_of_its_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing of the server's settings is in the process: one that is wrong does not matter there."""
+async def test_each_test_is_reported_with_the_position_of_its_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process has none of the server's settings, so a wrong one does not matter there."""
     monkeypatch.setenv("TRAINMEDIC_PLAYBOOKS", "/nowhere")
     outcome = await PlaybookTestProcess().run_tests_of(written(tmp_path))
     good, bad = outcome.tests
@@ -45,8 +47,8 @@ async def test_each_test_is_told_with_the_place_of_its_failure(tmp_path: Path, m
     assert "expected failed, got succeeded" in failure.message
 
 
-async def test_a_mistake_in_a_file_is_told_in_place_of_results(tmp_path: Path) -> None:
-    """With its place."""
+async def test_an_error_in_a_file_is_reported_instead_of_results(tmp_path: Path) -> None:
+    """The report includes its position."""
     source = written(tmp_path)
     (tmp_path / "quiet.yaml").write_text(PLAYBOOK.replace("notify", "notifi"))
     outcome = await PlaybookTestProcess().run_tests_of(source)
@@ -55,14 +57,14 @@ async def test_a_mistake_in_a_file_is_told_in_place_of_results(tmp_path: Path) -
 
 
 async def test_tests_that_take_too_long_are_ended(tmp_path: Path) -> None:
-    """The process is gone, and the answer says so."""
+    """The process is gone, and the answer reports it."""
     outcome = await PlaybookTestProcess(seconds=0.05).run_tests_of(written(tmp_path))
     assert (outcome.passed, outcome.tests) == (False, ())
     assert "over 0.05 s" in outcome.unfinished
 
 
-async def test_time_without_a_core_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine the process, which has a low priority, may wait longer than its tests take."""
+async def test_time_without_a_cpu_core_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the low-priority process may wait longer than its tests take."""
     monkeypatch.setattr(playbook_test_process, "_seconds_without_core", lambda pid: 600.0)
     # Its limit of processor time, 1 s here, may be too low on a busy machine.
     monkeypatch.setattr(playbook_test_process, "_limit_resources", lambda pid, seconds: None)
@@ -70,16 +72,16 @@ async def test_time_without_a_core_does_not_count(tmp_path: Path, monkeypatch: p
     assert (len(outcome.tests), outcome.unfinished) == (2, "")
 
 
-async def test_a_playbook_without_tests_is_said_to_have_none(tmp_path: Path) -> None:
-    """It names the file that is not there."""
+async def test_a_playbook_without_tests_is_reported_as_such(tmp_path: Path) -> None:
+    """The report names the missing file."""
     (tmp_path / "quiet.yaml").write_text(PLAYBOOK)
     with pytest.raises(errors.NotFound, match=r"quiet_test\.yaml"):
         await PlaybookTestProcess().run_tests_of(str(tmp_path / "quiet.yaml"))
 
 
 @pytest.mark.parametrize("printed", [b"", b"{}", b"[]", b"null", b'{"files": []}', b'{"files": null}'])
-def test_other_output_is_no_outcome(printed: bytes) -> None:
-    """It is reported as such, and never as passed."""
+def test_other_output_is_not_a_result(printed: bytes) -> None:
+    """It is reported as such, never as passed."""
     outcome = playbook_test_process._outcome("quiet_test.yaml", printed)
     assert outcome.unfinished.startswith("The tests ended without an outcome")
     assert not outcome.passed

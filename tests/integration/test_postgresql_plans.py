@@ -35,8 +35,8 @@ def plan_of(connection: sa.Connection, statement: sa.Select[Any]) -> str:
         (statements.COUNT_ALERTS, "run_id", "run_alerts"),
     ],
 )
-def test_what_is_asked_of_each_of_many_is_looked_up_by_itself(url: str, lookup: Lookup, key: str, index: str) -> None:
-    """Also where nothing is known of the table yet, as in the first storm that a new database sees."""
+def test_batched_lookups_use_an_index_for_each_item(url: str, lookup: Lookup, key: str, index: str) -> None:
+    """This holds without table statistics, too, as in the first storm of a new database."""
     session = LockSession.open(url)
     with session.engine.connect() as connection, connection.begin():
         revision.bring_to_head(connection)
@@ -47,8 +47,8 @@ def test_what_is_asked_of_each_of_many_is_looked_up_by_itself(url: str, lookup: 
     assert re.search(rf"Index Cond: .*\b{key} = ", plan), plan
 
 
-async def test_a_restored_store_is_looked_at_when_it_is_opened(url: str) -> None:
-    """The steps of a page's runs would be searched in the whole table; -1 is what nothing is known of."""
+async def test_a_restored_store_is_analyzed_when_it_is_opened(url: str) -> None:
+    """Otherwise a page's steps are searched in the whole table; -1 means that there are no statistics."""
     store = open_store(url)
     with psycopg.connect(url) as connection:
         for table in ("steps", "orders"):

@@ -49,8 +49,8 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
         connected.delete(KEY)
 
 
-def test_a_predecessor_is_no_rival_and_a_second_one_is(redis_url: str, client: redis.Redis) -> None:
-    """What was there before is of a process that ended; whoever writes later lives."""
+def test_a_predecessor_is_not_a_rival_but_a_second_agent_is(redis_url: str, client: redis.Redis) -> None:
+    """An earlier presence is from an ended process; a later writer is alive."""
     client.set(KEY, json.dumps({"instance": "predecessor"}))
     first = Announcing(redis_url, "first")
     eventually(lambda: first.is_announced(client), 60, "the first presence", every=0.01)
@@ -63,8 +63,8 @@ def test_a_predecessor_is_no_rival_and_a_second_one_is(redis_url: str, client: r
 
 
 @pytest.mark.parametrize("junk", ["not JSON", "[1]", "a list"])
-def test_what_is_no_presence_is_written_over(redis_url: str, client: redis.Redis, junk: str) -> None:
-    """A key that somebody else has used, of whatever type, keeps nobody from announcing itself."""
+def test_a_key_that_is_not_a_presence_is_overwritten(redis_url: str, client: redis.Redis, junk: str) -> None:
+    """Another program's key of any type prevents no announcement."""
     if junk == "a list":
         client.rpush(KEY, "x")
     else:
@@ -82,7 +82,7 @@ def forged(value: str, signer: Signer | None = None, key: str = KEY, **members: 
     return raw if signer is None else signer.seal(raw, key)
 
 
-def test_with_a_key_only_who_has_it_can_be_a_rival(redis_url: str, client: redis.Redis) -> None:
+def test_with_a_key_only_its_holders_can_be_rivals(redis_url: str, client: redis.Redis) -> None:
     """Unsigned, signed with another key, signed for another node, or old: none of these makes an agent refuse
     commands; a presence that is genuine, of this node and new does."""
     signer = Signer.of(b"the shared key of this test")

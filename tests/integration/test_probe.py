@@ -53,8 +53,8 @@ def outcome(ranks: Sequence[subprocess.Popen[str]]) -> tuple[list[int], str, str
     return [rank.returncode for rank in ranks], ended[0][0], "".join(errors for _, errors in ended)
 
 
-def test_ranks_are_started_and_measured_where_no_launcher_has() -> None:
-    """Times and bandwidths that belong to each other, and sums that are right."""
+def test_ranks_are_started_and_measured_without_a_launcher() -> None:
+    """Times and bandwidths are consistent, and sums are right."""
     done = alone(*SMALL, "--ranks", "3")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -75,7 +75,7 @@ def test_ranks_are_started_and_measured_where_no_launcher_has() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_memory_is_tested_on_each_rank(ranks: int) -> None:
-    """A rank alone has nobody to communicate with, and claims nothing about it."""
+    """A single rank has no peer to communicate with, and reports nothing about it."""
     done = alone(*SMALL, "--ranks", str(ranks), "--memory", "50")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -86,8 +86,8 @@ def test_memory_is_tested_on_each_rank(ranks: int) -> None:
     assert [len(document["all"]["all_reduce"]), len(document["pairs"])] == ([2, 1] if ranks > 1 else [0, 0])
 
 
-def test_pairs_of_nodes_are_held_against_what_they_were(tmp_path: Path) -> None:
-    """The second time there is something to hold them against. Where that was far better, the pair is slow, the exit
+def test_pairs_of_nodes_are_compared_with_earlier_results(tmp_path: Path) -> None:
+    """The second run has results to compare with. If they were far better, the pair is slow, the exit
     code says so, and what is slow does not become the measure."""
     file = tmp_path / "probe.json"
     nodes = ("node-a", "node-a", "node-b", "node-c")
@@ -137,8 +137,8 @@ def server() -> Iterator[str]:
     listening.server_close()
 
 
-def test_nodes_that_train_are_left_alone_unless_it_is_said(server: str) -> None:
-    """Every rank ends with the code for that; a server that cannot be asked is no permission."""
+def test_nodes_in_training_are_left_alone_by_default(server: str) -> None:
+    """Every rank ends with the code for that; a server that cannot be asked gives no permission."""
     codes, printed, errors = outcome(on_nodes(("node-a", "node-b"), "--server", server))
     assert (codes, printed) == ([4, 4], "")
     assert "the job llm-1 is on node-b" in errors
@@ -152,8 +152,8 @@ def test_nodes_that_train_are_left_alone_unless_it_is_said(server: str) -> None:
     assert json.loads(printed)["pairs"][0]["nodes"] == ["node-a", "node-b"]
 
 
-def test_a_rank_that_never_comes_ends_the_probe() -> None:
-    """Within the time that is set, with the code for what could not be measured."""
+def test_a_rank_that_never_arrives_ends_the_probe() -> None:
+    """It ends within the set time, with the code for what could not be measured."""
     began = time.monotonic()
     missing, *there = on_nodes(("node-b", "node-a", "node-c"), "--timeout", "5")[::-1]
     missing.kill()
@@ -175,15 +175,15 @@ def test_a_rank_that_never_comes_ends_the_probe() -> None:
         (("--backend", "nccl", "--ranks", "2"), 3, "no GPU is visible here"),
     ],
 )
-def test_what_cannot_be_is_refused(options: tuple[str, ...], code: int, told: str) -> None:
-    """Before anything is started. Without CUDA, as here, NCCL cannot be."""
+def test_impossible_options_are_rejected(options: tuple[str, ...], code: int, told: str) -> None:
+    """This happens before anything is started. Without CUDA, as here, NCCL is impossible."""
     done = alone(*options, CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stdout) == (code, "")
     assert told in done.stderr
 
 
-def test_the_command_line_of_the_server_has_it_as_well() -> None:
-    """With its options and its exit code."""
+def test_the_server_command_line_has_it_too() -> None:
+    """It has the same options and exit code."""
     done = subprocess.run(
         [sys.executable, "-m", "trainmedic_server", "probe", *SMALL, "--ranks", "2", "--least-bandwidth", "100000"],
         env=environment(),

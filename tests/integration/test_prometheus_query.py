@@ -30,7 +30,7 @@ steps:
 """
 
 
-async def test_the_part_of_a_real_prometheus_without_its_remote_store_passes_no_wait(tmp_path: Path) -> None:
+async def test_partial_answers_of_a_real_prometheus_pass_no_wait(tmp_path: Path) -> None:
     """An empty answer would mean that nothing is broken."""
     now = datetime.now(UTC).replace(microsecond=0)
     past = Past(now - timedelta(minutes=5), 10 * 60)
@@ -51,7 +51,7 @@ async def test_the_part_of_a_real_prometheus_without_its_remote_store_passes_no_
 
 
 async def test_a_real_prometheus_answers_the_query_of_a_wait(tmp_path: Path) -> None:
-    """The value of the very series, whatever its label holds; and the value also if it does not pass."""
+    """The value is that of the exact series, whatever its label holds; a value that does not pass is given too."""
     now = datetime.now(UTC).replace(microsecond=0)
     past = Past(now - timedelta(minutes=5), 10 * 60)
     past.add("busy", lambda _: 42.0, node=r"no\"de-1\\{}")

@@ -37,7 +37,7 @@ PROGRAM = Path(__file__).with_name("ranks_job.py")
 async def test_ranks_apply_the_same_at_the_same_step_and_a_killed_reader_loses_nothing(
     job: RankProcesses, bus: RedisBus, redis_server: Any
 ) -> None:
-    """At random times, with ranks late at random, over DDP and gloo: no two ranks differ. Then the reading rank is
+    """Times and delays of ranks are random, over DDP and gloo: no two ranks differ. Then the reading rank is
     killed, and torchrun starts the ranks again: what was under way is answered for every rank, and applied at most
     once; what comes later is applied. In one job, because starting it takes longer than all the rest."""
     torchrun = job.torchrun(RANKS, "--max-restarts", str(KILLS), str(PROGRAM))
@@ -82,10 +82,10 @@ async def kill_the_reader(bus: RedisBus, job: RankProcesses) -> None:
         assert [line["id"] for line in job.applied(rank)].count(sent.id) <= 1
 
 
-async def test_a_rank_that_outlives_the_reading_rank_goes_on(
+async def test_a_rank_that_outlives_the_reading_rank_continues(
     job: RankProcesses, bus: RedisBus, redis_server: Any
 ) -> None:
-    """Where nothing ties them together, it waits for it once, and trains on without commands."""
+    """Without a common launcher it waits for it once, and trains on without commands."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     alone = {"LONE": f"127.0.0.1:{store.port}", "WORLD_SIZE": "2", "PATIENCE": "0.5", "TRAINMEDIC_JOB": "llm-1"}
     for rank in range(2):
@@ -103,7 +103,7 @@ async def test_a_rank_that_outlives_the_reading_rank_goes_on(
 
 
 async def test_a_restarted_job_answers_for_all_of_its_ranks(bus: RedisBus, redis_server: Any) -> None:
-    """What its former life had begun: not before the ranks have found each other, however long that takes."""
+    """It answers commands of its former life only after the ranks have found each other, however long that takes."""
     sent = make_command("job.scale_lr", params={"factor": 0.999})
     with redis.Redis.from_url(redis_server.url) as direct:
         assert CommandMemory("job:llm-1", envelope.new_id(), Signer.of(KEY.encode())).claim(direct, sent.id) is None
@@ -126,8 +126,8 @@ async def test_a_restarted_job_answers_for_all_of_its_ranks(bus: RedisBus, redis
     assert "interrupted" in replies[1].output["reason"]
 
 
-async def test_the_job_says_the_loss_of_each_of_its_ranks(bus: RedisBus, redis_server: Any) -> None:
-    """Each rank's own, without a call between their training threads; NaN by the rank that has it."""
+async def test_the_job_reports_the_loss_of_each_of_its_ranks(bus: RedisBus, redis_server: Any) -> None:
+    """Each rank has its own, without a call between their training threads; NaN is that of its rank."""
     ranks = [
         trainmedic.connect(job="llm-1", redis_url=redis_server.url, rank=rank, world_size=2, signing_key=KEY)
         for rank in range(2)

@@ -38,8 +38,8 @@ class CutOff(GenuineCommandsOnly):
         raise ValueError("I/O operation on closed file.")
 
 
-def test_a_command_in_hand_when_the_job_ends_is_left_for_the_next(redis_url: str, caplog: Any) -> None:
-    """It is neither taken off the stream nor called one that cannot be dealt with."""
+def test_a_pending_command_is_left_for_the_next_job_when_the_job_ends(redis_url: str, caplog: Any) -> None:
+    """It is neither removed from the stream nor rejected as impossible."""
     stream = envelope.job_commands("llm-1")
     connection = Connection(redis_url)
     consumer = CutOff(connection)

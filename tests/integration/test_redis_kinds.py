@@ -17,10 +17,10 @@ from trainmedic_server.adapters.redis_connection import open_client
 from trainmedic_server.errors import ConfigurationError
 
 
-async def test_a_cluster_is_refused_and_said_to_be_one(
+async def test_a_cluster_is_rejected_and_reported_as_one(
     tmp_path: Path, own_redis: Any, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server does not start with it; a job says why it gets no commands, and trains on."""
+    """The server does not start with it; a job logs why it gets no commands, and trains on."""
     redis = own_redis(tmp_path, "--cluster-enabled", "yes")
     redis.port = next(port for port in iter(free_port, None) if port < 55_536)  # 10,000 above it is the cluster's own
     redis.start()
@@ -35,13 +35,13 @@ async def test_a_cluster_is_refused_and_said_to_be_one(
         medic.close()
 
 
-async def test_a_redis_that_is_away_keeps_no_server_from_starting(tmp_path: Path, own_redis: Any) -> None:
-    """It may be there later."""
+async def test_an_unavailable_redis_prevents_no_server_start(tmp_path: Path, own_redis: Any) -> None:
+    """It may become available later."""
     await check_is_no_cluster(own_redis(tmp_path).url)
 
 
-async def test_connections_that_are_opened_together_behind_sentinels_all_open(redis_url: str) -> None:
-    """As after a failover: none ends the question of another, and a Sentinel is asked once for those who wait."""
+async def test_connections_opened_at_once_behind_sentinels_all_succeed(redis_url: str) -> None:
+    """After a failover none ends the query of another, and a Sentinel is asked once for all that wait."""
     master = {"name": "my", "ip": "127.0.0.1", "port": str(urlsplit(redis_url).port), "flags": "master"}
     words = [word for member in {**master, "num-other-sentinels": "0"}.items() for word in member]
     state = f"*1\r\n*{len(words)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in words)

@@ -33,8 +33,8 @@ HASTY = PLAYBOOK.replace("30s", "1s")
 ALL = ["job.scale_lr 0.5", "job.checkpoint", "job.scale_lr 2"]
 
 
-def test_commands_wait_for_a_redis_that_comes_back_with_its_data(tmp_path: Path, own_redis: Any) -> None:
-    """Down when the alert fires, and again when it resolves: both are answered 200, and both are carried out once."""
+def test_commands_wait_for_a_redis_that_recovers_with_its_data(tmp_path: Path, own_redis: Any) -> None:
+    """It is down when the alert fires and when it resolves: both get 200, and both are executed once."""
     redis = own_redis(tmp_path)
     redis.start()
     with Server(tmp_path / "server", PLAYBOOK, "--redis", redis.url) as server, Job("llm", redis.url) as job:
@@ -59,7 +59,7 @@ def test_commands_wait_for_a_redis_that_comes_back_with_its_data(tmp_path: Path,
 
 
 def test_a_command_in_flight_survives_a_redis_that_lost_everything(tmp_path: Path, own_redis: Any) -> None:
-    """Sent, not yet applied, and then Redis comes back empty: it is sent again, and applied once."""
+    """It is sent but not applied when Redis returns empty: it is sent again, and applied once."""
     redis = own_redis(tmp_path)
     redis.start()
     with Server(tmp_path / "server", PLAYBOOK, "--redis", redis.url) as server, Job("llm", redis.url) as job:
@@ -80,10 +80,8 @@ def test_a_command_in_flight_survives_a_redis_that_lost_everything(tmp_path: Pat
         assert job.done == ALL
 
 
-def test_a_command_that_expires_meanwhile_fails_its_run_and_what_it_may_have_done_is_undone(
-    tmp_path: Path, own_redis: Any
-) -> None:
-    """The reason names Redis; the undo waits until it can be sent, however often it has to be tried."""
+def test_a_command_that_expires_in_an_outage_fails_its_run_and_is_undone(tmp_path: Path, own_redis: Any) -> None:
+    """The reason names Redis; the undo waits until it can be sent, however many attempts that takes."""
     redis = own_redis(tmp_path)
     redis.start()
     with Server(tmp_path / "server", HASTY, "--redis", redis.url) as server, Job("llm", redis.url) as job:
@@ -111,8 +109,8 @@ def new_redis(server: Server, killed: Collection[int]) -> int | None:
     return None
 
 
-def test_an_embedded_redis_that_dies_is_started_again_with_its_data(tmp_path: Path) -> None:
-    """A job that found it by the state directory finds it again; what was on its way arrives."""
+def test_an_embedded_redis_that_dies_is_restarted_with_its_data(tmp_path: Path) -> None:
+    """A job that found it by the state directory finds it again; pending messages arrive."""
     with Server(tmp_path, PLAYBOOK) as server:
         url = (server.state / "redis.url").read_text().strip()
         with Job("llm", url) as job:

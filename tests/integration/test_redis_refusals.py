@@ -117,8 +117,8 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("text", "expected"), REFUSALS)
-async def test_the_server_tells_what_redis_refuses(places: Places, text: str, expected: str) -> None:
-    """As `/ready` has it, and nothing of the URL with it."""
+async def test_the_server_reports_what_redis_refuses(places: Places, text: str, expected: str) -> None:
+    """The message in `/ready` contains nothing of the URL."""
     bus = RedisBus(places.url(text), SystemClock(), telemetry.Metrics())
     await bus.start()
     try:
@@ -147,10 +147,10 @@ def matches(expected: str, told: str) -> bool:
 
 
 @pytest.mark.parametrize(("text", "expected"), REFUSALS)
-def test_agents_and_jobs_log_the_same(
+def test_agents_and_jobs_log_the_same_refusals(
     places: Places, text: str, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line, with the reason, without the password."""
+    """They log one line with the reason, without the password."""
     url = places.url(text)
     connection = RedisConnection(lambda: url, OutageLog("job llm"))
     caplog.set_level(logging.WARNING, "trainmedic")
@@ -164,8 +164,8 @@ def test_agents_and_jobs_log_the_same(
     assert PASSWORD not in message
 
 
-async def test_a_refusal_of_one_command_is_told_although_redis_answers(places: Places) -> None:
-    """Agents and jobs cannot be listed; the rest works. Once it is granted, all is well again."""
+async def test_the_refusal_of_one_command_is_reported_although_redis_answers(places: Places) -> None:
+    """Agents and jobs cannot be listed; the rest works. A grant of the right fixes it."""
     bus = RedisBus(places.url(f"redis://noscan:{PASSWORD}@127.0.0.1:{{users}}"), SystemClock(), telemetry.Metrics())
     await bus.start()
     try:
@@ -182,8 +182,8 @@ async def test_a_refusal_of_one_command_is_told_although_redis_answers(places: P
         await bus.close()
 
 
-async def test_a_password_with_special_characters_works_where_it_can(places: Places) -> None:
-    """Escaped, and with an @ as it is; neither is shown anywhere."""
+async def test_a_password_with_special_characters_works_where_possible(places: Places) -> None:
+    """It is escaped, or contains an @ as it is; neither is shown anywhere."""
     with open_client(places.url(f"redis://:{PASSWORD}@127.0.0.1:{{users}}")) as admin:
         admin.acl_setuser("odd", enabled=True, passwords=["+a@b/c#d?e%f"], keys=["*"], commands=["+@all"])
         admin.acl_setuser("at", enabled=True, passwords=["+a@b"], keys=["*"], commands=["+@all"])
@@ -192,8 +192,8 @@ async def test_a_password_with_special_characters_works_where_it_can(places: Pla
             assert client.ping()
 
 
-def test_ready_and_the_log_of_a_server_tell_it(places: Places, tmp_path: Path) -> None:
-    """It starts, and says what is wrong; the log has no password."""
+def test_ready_and_the_server_log_report_it(places: Places, tmp_path: Path) -> None:
+    """The server starts and reports the fault; the log contains no password."""
     cases = [*REFUSALS[:1], *REFUSALS[5:6], *REFUSALS[7:8]]
     for number, (text, expected) in enumerate(cases):
         with Server(tmp_path / str(number), PLAYBOOK, "--redis", places.url(text)) as server:
@@ -209,8 +209,8 @@ def test_ready_and_the_log_of_a_server_tell_it(places: Places, tmp_path: Path) -
             assert PASSWORD not in str(server.ask("/ready").body)
 
 
-def test_agent_check_tells_it(places: Places, tmp_path: Path) -> None:
-    """In place of what redis-py says, which names the host alone."""
+def test_agent_check_reports_it(places: Places, tmp_path: Path) -> None:
+    """Its message replaces that of redis-py, which names only the host."""
     for text, expected in (REFUSALS[0], REFUSALS[9], REFUSALS[14]):
         done = subprocess.run(
             [sys.executable, "-m", "trainmedic_server", "agent", "check", "--redis", places.url(text)],

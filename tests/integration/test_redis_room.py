@@ -43,7 +43,7 @@ def held(url: str, count: int) -> Iterator[None]:
 
 
 def test_an_agent_has_one_connection(tmp_path: Path, redis_url: str) -> None:
-    """Also when it has received a command and answered it, by another thread than the one that waits for the next."""
+    """This holds even after another thread than the one that waits has received and answered a command."""
     before = clients(redis_url)
     with Node(tmp_path / "node", redis_url) as node:
         assert node.do("gpu.power_limit")[0] == envelope.APPLIED
@@ -51,7 +51,6 @@ def test_an_agent_has_one_connection(tmp_path: Path, redis_url: str) -> None:
 
 
 def test_a_job_has_one_connection(redis_url: str) -> None:
-    """As an agent."""
     before = clients(redis_url)
     command = make_command()
     with trainmedic.connect(job="llm-1", redis_url=redis_url) as medic, redis.Redis.from_url(redis_url) as client:
@@ -70,8 +69,8 @@ def test_a_job_has_one_connection(redis_url: str) -> None:
         assert clients(redis_url) == before + 2  # the job's, and the test's
 
 
-def test_who_waits_for_a_turn_gets_it(redis_url: str) -> None:
-    """Though another thread takes one after the other, without a pause."""
+def test_a_waiting_thread_gets_its_turn(redis_url: str) -> None:
+    """Another thread takes one turn after the other, without a pause."""
     mine = RedisConnection(lambda: redis_url, OutageLog("a test"))
     others = mine.shared()
     stopping = threading.Event()
@@ -100,8 +99,8 @@ def test_who_waits_for_a_turn_gets_it(redis_url: str) -> None:
     assert answers == [True] * 20
 
 
-def test_a_connection_that_broke_for_one_thread_is_opened_anew_for_all(redis_url: str) -> None:
-    """And what Redis refuses of one breaks it for none."""
+def test_a_connection_that_broke_for_one_thread_is_reopened_for_all(redis_url: str) -> None:
+    """A refusal by Redis of one thread's command breaks it for none."""
     one = RedisConnection(lambda: redis_url, OutageLog("a test"))
     other = one.shared()
     with one.turn() as client:
@@ -121,8 +120,8 @@ def test_a_connection_that_broke_for_one_thread_is_opened_anew_for_all(redis_url
     other.close()
 
 
-def test_agents_and_jobs_leave_room_for_servers(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
-    """Where Redis is nearly full one that comes goes away again, and waits for long; a server still gets in."""
+def test_agents_and_jobs_leave_capacity_for_servers(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
+    """Near the limit a new one disconnects and waits for long; a server still gets in."""
     server = own_redis(tmp_path, "--maxclients", "40")
     server.start()
     connection = RedisConnection(lambda: server.url, OutageLog("a test"))
@@ -136,8 +135,8 @@ def test_agents_and_jobs_leave_room_for_servers(tmp_path: Path, own_redis: Calla
     connection.close()
 
 
-def test_a_job_that_ends_says_so_though_redis_has_no_room_left(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
-    """Its connection is cut, so that nobody waits for the next command by it; what it has to say goes by another."""
+def test_a_job_that_ends_reports_it_although_redis_is_full(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
+    """Its waiting connection is cut, so that nothing waits for commands; its notice uses another."""
     server = own_redis(tmp_path, "--maxclients", "40")
     server.start()
     medic = trainmedic.connect(job="llm-1", redis_url=server.url)
@@ -148,8 +147,8 @@ def test_a_job_that_ends_says_so_though_redis_has_no_room_left(tmp_path: Path, o
             assert not client.exists(envelope.job_presence("llm-1"))
 
 
-def test_the_server_says_that_redis_is_too_small(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
-    """At /ready, by a metric and in its log, from its start on."""
+def test_the_server_reports_that_redis_is_too_small(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
+    """It does so at /ready, by a metric and in its log, from its start on."""
     small = own_redis(tmp_path, "--maxclients", "200", "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")
     small.start()
     with held(small.url, 181):
@@ -166,7 +165,7 @@ def test_the_server_says_that_redis_is_too_small(tmp_path: Path, own_redis: Call
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_a_redis_that_takes_no_more_clients_is_heard(
+def test_a_redis_that_accepts_no_more_clients_is_recognized(
     tmp_path: Path, own_redis: Callable[..., Any], run: Callable[..., Any]
 ) -> None:
     """Redis says so and closes the connection, mostly before the first command is sent. If the command comes first, the
@@ -192,8 +191,8 @@ def test_a_redis_that_takes_no_more_clients_is_heard(
     assert heard.count(True) >= 40, heard
 
 
-def test_a_server_that_starts_beside_a_full_redis_says_so(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
-    """At /ready and in its log, with what to do, and it goes on when there is room."""
+def test_a_server_started_with_a_full_redis_reports_it(tmp_path: Path, own_redis: Callable[..., Any]) -> None:
+    """/ready and its log say what to do, and it continues when there is capacity."""
     full = own_redis(tmp_path, "--maxclients", "40")
     full.start()
     with contextlib.ExitStack() as stack:
@@ -209,8 +208,8 @@ def test_a_server_that_starts_beside_a_full_redis_says_so(tmp_path: Path, own_re
     assert "Traceback" not in log
 
 
-def test_who_finds_no_room_says_so(tmp_path: Path, own_redis: Callable[..., Any], caplog: Any) -> None:
-    """An agent or job, also where its connection had broken in another way before."""
+def test_a_client_without_capacity_reports_it(tmp_path: Path, own_redis: Callable[..., Any], caplog: Any) -> None:
+    """An agent or job does so even if its connection had broken in another way before."""
     full = own_redis(tmp_path, "--maxclients", "40")
     full.start()
     connection = RedisConnection(lambda: full.url, OutageLog("a test"))

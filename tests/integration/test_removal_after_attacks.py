@@ -11,8 +11,8 @@ import pytest
 from tests.support.hostile.scene import remove
 
 
-def test_the_directory_of_all_users_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the top directory itself cannot be removed at once, because an attacker still writes there."""
+def test_a_world_writable_parent_directory_stays_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds even if the top directory cannot be removed at once because an attacker still writes there."""
     shared = tmp_path / "shared"
     closed = shared / "top" / "closed"
     closed.mkdir(parents=True)

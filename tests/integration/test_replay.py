@@ -81,8 +81,8 @@ def history(tmp_path: Path) -> Iterator[History]:
         yield made
 
 
-def test_the_servers_own_playbooks_decide_as_it_did(history: History, tmp_path: Path) -> None:
-    """Also from its exports, and other playbooks differ. The history stays as it is."""
+def test_the_servers_own_playbooks_repeat_its_decisions(history: History, tmp_path: Path) -> None:
+    """Its exports give the same, and other playbooks differ. The history stays unchanged."""
     before = history.server.ask("/history?limit=1000").body
     own = history.server.directory / "playbooks"
     document = history.replayed(own, "--from", "history")

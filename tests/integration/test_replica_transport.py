@@ -60,20 +60,20 @@ def between(address: Address, change: Callable[[bytes], bytes]) -> Iterator[Addr
         yield listening.getsockname()[:2]
 
 
-def test_a_rank_of_the_job_gets_all_of_it(server: ReplicaServer) -> None:
+def test_a_rank_of_the_job_gets_all_data(server: ReplicaServer) -> None:
     assert fetched(server.address)[0] == MARK
     assert fetched(server.address)[1][: len(CONTENT)] == CONTENT
     assert fetched(server.address, rank=1)[0] is None
 
 
-def test_who_does_not_know_the_secret_gets_nothing(server: ReplicaServer) -> None:
+def test_a_client_without_the_secret_gets_nothing(server: ReplicaServer) -> None:
     with pytest.raises(NotFetched, match="closed the connection without an answer"):
         fetched(server.address, secret=b"t" * 32)
 
 
 @pytest.mark.parametrize("place", [3, 70, 5000])
-def test_what_is_changed_on_the_way_is_refused(server: ReplicaServer, place: int) -> None:
-    """In the mark or in the content; of a changed mark not even memory is asked for."""
+def test_data_changed_in_transit_is_rejected(server: ReplicaServer, place: int) -> None:
+    """The mark or the content is changed; for a changed mark not even memory is allocated."""
     sent = 0
 
     def change(data: bytes) -> bytes:
@@ -89,15 +89,15 @@ def test_what_is_changed_on_the_way_is_refused(server: ReplicaServer, place: int
         fetched(address)
 
 
-def test_a_server_that_breaks_off_or_is_silent_is_given_up(server: ReplicaServer) -> None:
+def test_a_server_that_disconnects_or_is_silent_is_abandoned(server: ReplicaServer) -> None:
     with between(server.address, lambda data: data[:1000]) as address, pytest.raises((NotFetched, OSError)):
         fetched(address)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
         fetched(silent.getsockname()[:2])
 
 
-def test_strangers_do_not_keep_it_from_serving(server: ReplicaServer) -> None:
-    """Neither nonsense, nor endless lines, nor connections that say nothing."""
+def test_unauthenticated_clients_do_not_block_the_service(server: ReplicaServer) -> None:
+    """They send nonsense, endless lines or nothing."""
     with socket.create_connection(server.address) as idle:
         for nonsense in (b"", b"\n\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 200_000, b'{"rank": 0}\n' + b"0" * 64 + b"\n"):
             with socket.create_connection(server.address) as stranger:
@@ -121,6 +121,6 @@ def test_strangers_do_not_keep_it_from_serving(server: ReplicaServer) -> None:
         (["a", "a", "a", "b"], [[3], [], [], [0, 1, 2]]),
     ],
 )
-def test_each_rank_is_kept_by_one_of_another_node(nodes: list[str], expected: list[list[int]]) -> None:
+def test_each_rank_is_replicated_by_a_rank_of_another_node(nodes: list[str], expected: list[list[int]]) -> None:
     by_rank = dict(enumerate(nodes))
     assert [wards_of(by_rank, rank) for rank in by_rank] == expected

@@ -29,7 +29,7 @@ def scraping(targets: dict[str, str]) -> str:
 def test_the_gpus_of_a_job_are_found_and_measured(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
 ) -> None:
-    """By the metric that the server makes of what the job says, joined with what the agent measures: the node's other
+    """The server's metric of the job's ranks is joined with the agent's measurements: the node's other
     GPU is not the job's."""
     port = free_port()
     job = {"PYTHONPATH": PYTHON_PATH, "TRAINMEDIC_REDIS_URL": redis_url, "TRAINMEDIC_SIGNING_KEY": KEY, "GPU": SECOND}

@@ -183,8 +183,8 @@ async def report(metrics: PrometheusApi, store: InMemoryStore) -> JobReport:
     return await ReportCompiler(store, metrics, store).job("llm-1", at(0), at(END))
 
 
-async def test_gpus_are_those_of_the_job_all_of_them(report: JobReport) -> None:
-    """Average over all, the highest and the lowest of any; the neighbour's does not count."""
+async def test_only_the_gpus_of_the_job_are_counted(report: JobReport) -> None:
+    """The report has the average over all, the highest and the lowest; the neighbour's GPU does not count."""
     assert report.gpus == 3
     assert report.gpu_utilization is not None
     assert report.gpu_utilization.average == pytest.approx(60, abs=0.1)
@@ -194,16 +194,16 @@ async def test_gpus_are_those_of_the_job_all_of_them(report: JobReport) -> None:
     assert (report.gpu_memory.max, report.gpu_memory.min) == (100, 50)
 
 
-async def test_gpus_that_only_dcgm_exporter_tells_of_count_as_well(metrics, store) -> None:
-    """By the UUID that it calls otherwise; a GPU that two jobs share is both jobs'."""
+async def test_gpus_known_only_from_dcgm_exporter_count_too(metrics, store) -> None:
+    """They match by the UUID under its own label; a GPU that two jobs share belongs to both."""
     report = await ReportCompiler(store, metrics).job("beside", at(0), at(END))
     assert report.gpus == 2
     assert report.gpu_utilization == Spread(26, 51, 1)
     assert report.gpu_memory == Spread(25, 25, 25)
 
 
-async def test_throughput_is_held_against_the_jobs_own_first_stable_hour(report: JobReport) -> None:
-    """Which stays what it is when the job becomes slow; the score follows from both."""
+async def test_throughput_is_compared_with_the_jobs_first_stable_hour(report: JobReport) -> None:
+    """The baseline stays fixed when the job becomes slow; the score follows from both."""
     assert report.baseline is not None
     assert (report.baseline.value, report.baseline.of) == (100, "first_stable_hour")
     assert at(STARTING) <= report.baseline.since <= at(STARTING + 120)
@@ -217,8 +217,8 @@ async def test_throughput_is_held_against_the_jobs_own_first_stable_hour(report:
     assert report.efficiency.rating == "good"
 
 
-async def test_an_old_baseline_is_found_where_only_the_last_hour_is_asked_for(metrics, store) -> None:
-    """The job was slow for all of that hour, and is not its own measure."""
+async def test_an_old_baseline_is_found_if_only_the_last_hour_is_requested(metrics, store) -> None:
+    """The job was slow for all of that hour, and is not its own baseline."""
     report = await ReportCompiler(store, metrics).job("llm-1", at(SLOW_FROM + 60), at(END))
     assert report.baseline is not None
     assert report.baseline.value == 100
@@ -226,8 +226,8 @@ async def test_an_old_baseline_is_found_where_only_the_last_hour_is_asked_for(me
     assert report.throughput.average == pytest.approx(50)
 
 
-async def test_lost_time_is_told_by_what_it_went_into(report: JobReport) -> None:
-    """Down after a failure, starting, doing steps again, checkpoints, a stall; and nothing twice."""
+async def test_lost_time_is_reported_by_its_cause(report: JobReport) -> None:
+    """Causes are downtime, starts, repeated steps, checkpoints and stalls; nothing counts twice."""
     goodput = report.goodput
     assert goodput is not None
     lost = goodput.lost
@@ -242,16 +242,16 @@ async def test_lost_time_is_told_by_what_it_went_into(report: JobReport) -> None
     assert goodput.ratio == pytest.approx(1 - lost.total / END, abs=0.01)
 
 
-async def test_data_that_comes_late_is_the_bottleneck(report: JobReport) -> None:
-    """Three fifths of each step wait for it; reasons and advice are given."""
+async def test_late_data_is_the_bottleneck(report: JobReport) -> None:
+    """Three fifths of each step wait for it; the report has reasons and advice."""
     assert report.bottleneck is not None
     assert (report.bottleneck.kind, report.bottleneck.severity) == ("data", "high")
     assert "60% of a step is waiting for batches" in report.bottleneck.reasons[0]
     assert report.bottleneck.advice
 
 
-async def test_anomalies_are_told_with_their_time_and_worst(report: JobReport) -> None:
-    """A gradient that exploded for a minute, a loss that was no number, and the last hour's throughput."""
+async def test_anomalies_are_reported_with_their_time_and_worst_value(report: JobReport) -> None:
+    """A gradient exploded for a minute, a loss was no number, and the last hour's throughput is low."""
     kinds = {anomaly.kind: anomaly for anomaly in report.anomalies}
     of_gpus = {"gpu_utilization_low", "gpu_memory_full"}
     assert set(kinds) == {"gradient_explosion", "loss_not_finite", "throughput_drop", *of_gpus}
@@ -265,8 +265,8 @@ async def test_anomalies_are_told_with_their_time_and_worst(report: JobReport) -
     ]
 
 
-async def test_a_gpu_that_is_idle_while_the_job_starts_or_evaluates_is_no_anomaly(metrics, store) -> None:
-    """The one time in which it was idle while the job trained is, with its GPU, its length and the bound."""
+async def test_a_gpu_idle_during_start_or_evaluation_is_not_an_anomaly(metrics, store) -> None:
+    """The one idle time during training is, with its GPU, its length and the bound."""
     report = await ReportCompiler(store, metrics).job("phased", at(0), at(END))
     (idle,) = [anomaly for anomaly in report.anomalies if anomaly.kind == "gpu_utilization_low"]
     every = timedelta(minutes=8)  # the mean is over 10 minutes, so it is under the bound a little later, and longer
@@ -279,7 +279,7 @@ async def test_a_gpu_that_is_idle_while_the_job_starts_or_evaluates_is_no_anomal
 
 
 async def test_a_job_far_below_its_target_is_poor_however_busy_its_gpus_are(metrics, store) -> None:
-    """Little over a third of the target at three quarters utilisation; the score alone would have called it good."""
+    """It has little over a third of the target at 75 % utilisation; the score alone would be good."""
     report = await ReportCompiler(store, metrics).job("phased", at(0), at(END))
     assert report.baseline is not None
     assert (report.baseline.of, report.baseline.value) == ("target", 100)
@@ -289,8 +289,8 @@ async def test_a_job_far_below_its_target_is_poor_however_busy_its_gpus_are(metr
     assert report.efficiency.throughput_share == pytest.approx(0.36)
 
 
-async def test_the_processors_of_a_rank_are_told_with_those_that_stand_out(metrics, store) -> None:
-    """By rank and node, the most and the fewest."""
+async def test_the_cpus_of_a_rank_are_reported_with_the_outliers(metrics, store) -> None:
+    """The outliers by rank and node have the most and the fewest."""
     report = await ReportCompiler(store, metrics).job("phased", at(0), at(END))
     assert report.cpu is not None
     assert report.cpu.median_cores == 2
@@ -298,8 +298,8 @@ async def test_the_processors_of_a_rank_are_told_with_those_that_stand_out(metri
     assert outliers == {"2": "node-2", "3": "node-3"}
 
 
-async def test_a_failure_is_told_once_with_its_verdict(report: JobReport) -> None:
-    """That the job is gone follows from its failure; another job's is not told."""
+async def test_a_failure_is_reported_once_with_its_verdict(report: JobReport) -> None:
+    """The loss of the job follows from its failure; another job's failure is not reported."""
     (failure,) = report.failures
     assert (failure.kind, failure.at, failure.down_seconds) == ("job_failed", at(FAILED_AT), 600)
     assert failure.verdict is not None
@@ -307,8 +307,8 @@ async def test_a_failure_is_told_once_with_its_verdict(report: JobReport) -> Non
     assert failure.verdict.summary == "a GPU fell off the bus"
 
 
-async def test_what_is_not_known_is_none_and_says_why(metrics, store) -> None:
-    """A job without GPUs, throughput or parts of its steps gets no number made up."""
+async def test_unknown_figures_are_null_with_a_reason(metrics, store) -> None:
+    """A job without GPUs, throughput or step parts gets no invented number."""
     report = await ReportCompiler(store, metrics).job("cpu-only", at(0), at(END))
     nothing = (report.gpus, report.gpu_utilization, report.efficiency, report.baseline, report.bottleneck)
     assert nothing == (None,) * 5
@@ -318,8 +318,8 @@ async def test_what_is_not_known_is_none_and_says_why(metrics, store) -> None:
     assert report.goodput.ratio == 1
 
 
-async def test_without_prometheus_the_report_has_what_the_store_knows(store) -> None:
-    """And each other figure the reason."""
+async def test_without_prometheus_the_report_has_the_data_of_the_store(store) -> None:
+    """Each other figure has the reason."""
     report = await ReportCompiler(store).job("llm-1", at(0), at(END))
     assert len(report.failures) == 1
     assert report.goodput is None
@@ -328,8 +328,8 @@ async def test_without_prometheus_the_report_has_what_the_store_knows(store) -> 
     assert report.anomaly_count is None
 
 
-async def test_a_prometheus_that_is_away_costs_only_its_part(store) -> None:
-    """The reason names it, without its address's secrets."""
+async def test_an_unavailable_prometheus_costs_only_its_part(store) -> None:
+    """The reason names it, without the secrets of its address."""
     away = PrometheusApi("http://user:secret@127.0.0.1:9/prefix")
     report = await ReportCompiler(store, away).job("llm-1", at(0), at(END))
     await away.close()
@@ -338,8 +338,8 @@ async def test_a_prometheus_that_is_away_costs_only_its_part(store) -> None:
     assert "secret" not in report.unknown["goodput"]
 
 
-async def test_a_job_that_nobody_has_heard_of_is_not_found(metrics, store) -> None:
-    """Rather than an empty report. A name is text, whatever is in it."""
+async def test_an_unknown_job_is_not_found(metrics, store) -> None:
+    """There is no empty report. A name is text, whatever it contains."""
     for name in ("nobody", 'x"} or vector(1) #', "a\\"):
         with pytest.raises(NotFound):
             await ReportCompiler(store, metrics).job(name, at(0), at(END))
@@ -349,8 +349,8 @@ PANELS = json.loads((ROOT / "monitoring" / "dashboards" / "jobs.json").read_text
 
 
 @pytest.mark.parametrize("panel", [each for each in PANELS if each.get("targets")], ids=lambda panel: panel["title"])
-async def test_every_panel_of_the_dashboard_can_be_asked(metrics, panel) -> None:
-    """Also where two jobs share a GPU, which a join must bear. Those of what this job was measured by show it."""
+async def test_every_panel_of_the_dashboard_can_be_queried(metrics, panel) -> None:
+    """Joins must bear two jobs that share a GPU. Panels for what this job measured have data."""
     for target in panel["targets"]:
         query = target["expr"].replace("$__rate_interval", "5m").replace("$job", ".*")
         answer = await metrics.read(query, at(0), at(END), timedelta(minutes=10))
@@ -358,8 +358,8 @@ async def test_every_panel_of_the_dashboard_can_be_asked(metrics, panel) -> None
             assert answer or "tokens" in query, query
 
 
-async def test_a_refused_query_is_told_as_prometheus_tells_it(prometheus: str) -> None:
-    """And counted. One for too many points is refused here."""
+async def test_a_refused_query_keeps_the_message_of_prometheus(prometheus: str) -> None:
+    """It is counted. A query for too many points is rejected here."""
     failures: list[str] = []
     metrics = PrometheusApi(prometheus, on_error=lambda: failures.append("failed"))
     with pytest.raises(MetricsUnavailable, match=r"status 400: .*parse error"):
@@ -371,8 +371,8 @@ async def test_a_refused_query_is_told_as_prometheus_tells_it(prometheus: str) -
     await metrics.close()
 
 
-def test_the_command_prints_what_a_server_with_prometheus_knows(prometheus: str, tmp_path: Path) -> None:
-    """From the setting to the terminal; what is not known is a dash with its reason."""
+def test_the_command_prints_the_data_of_a_server_with_prometheus(prometheus: str, tmp_path: Path) -> None:
+    """The test covers setting to terminal; an unknown figure is a dash with its reason."""
     program, url = start_server(tmp_path, "--prometheus-url", prometheus)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -50,8 +50,8 @@ async def report_of(compiler: ReportCompiler, job: str, minutes: float) -> JobRe
     return await compiler.job(job, end - timedelta(minutes=minutes), end)
 
 
-async def test_what_was_before_a_job_came_to_its_gpus_is_not_its(compiler: ReportCompiler) -> None:
-    """Somebody else had worked on the GPU: not even the interval in which the job came counts."""
+async def test_earlier_use_of_its_gpus_does_not_count_for_a_job(compiler: ReportCompiler) -> None:
+    """Another user had worked on the GPU: even the interval in which the job started is excluded."""
     report = await report_of(compiler, "young", 360)
     assert report.gpus == 1
     assert report.gpu_utilization == Spread(95, 95, 95)
@@ -71,7 +71,7 @@ async def test_what_was_before_a_job_came_to_its_gpus_is_not_its(compiler: Repor
 async def test_a_short_job_is_measured_in_short_intervals(
     compiler: ReportCompiler, job: str, minutes: float, seconds: float
 ) -> None:
-    """However long the time that is asked for, of which it fills little; and the newest time is not left out where that
+    """It fills little of the long period requested; and the newest time is not left out if that
     is no whole number of intervals."""
     goodput = (await report_of(compiler, job, minutes)).goodput
     assert goodput is not None

@@ -14,7 +14,7 @@ from tests.support.programs import eventually
 
 
 def test_a_failure_is_reported_with_its_verdict(tmp_path: Path, redis_url: str) -> None:
-    """A GPU falls off the bus under a job that only hangs: nobody tells that it failed, and its report does."""
+    """A GPU falls off the bus under a job that only hangs: no source reports its failure, but its report does."""
     sender = FindingSender(redis_url)
     with serve(tmp_path, redis_url) as server, Job("llm-1", redis_url, KEY) as job:
         (item,) = eventually(lambda: server.ask("/jobs").body["items"], 60, "the job is known")

@@ -16,10 +16,10 @@ from tests.support.programs import PYTHON_PATH, Program, eventually, free_port
 PLAYBOOK = "playbook: p\non: {alert: Nothing}\ntarget: job\nsteps: [{action: job.checkpoint}]\n"
 
 
-def test_a_server_without_prometheus_shows_what_was_reported_to_it(
+def test_a_server_without_prometheus_shows_the_figures_reported_to_it(
     tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]
 ) -> None:
-    """A restarted server begins a new record."""
+    """A restarted server starts a new record."""
     job = {"PYTHONPATH": PYTHON_PATH, "TRAINMEDIC_REDIS_URL": redis_url, "TRAINMEDIC_SIGNING_KEY": KEY}
     job |= {"TRAINMEDIC_JOB": "llm-1", "TRAINMEDIC_NODE": "n1", "METRICS_PORT": str(free_port())}
     job["GPU"] = cards(2)[1].uuid

@@ -96,7 +96,7 @@ def named(span: Span) -> dict[str, Any]:
 
 
 async def test_a_run_is_a_trace_down_to_the_ranks_that_answered(collector: Collector) -> None:
-    """Run, step, attempts, ranks; with when each began and ended, and what went wrong."""
+    """The spans are run, step, attempts and ranks, with start, end and errors."""
     store = InMemoryStore()
     listener, left_out = tracing(collector, store)
     await store.transact(lambda tx: tx.save_alerts([heard()]))
@@ -137,8 +137,8 @@ async def test_a_run_is_a_trace_down_to_the_ranks_that_answered(collector: Colle
     assert left_out == []
 
 
-async def test_what_is_given_back_later_joins_the_trace(collector: Collector) -> None:
-    """Though a kill has it sent twice, it is the same span."""
+async def test_a_later_revert_joins_the_trace(collector: Collector) -> None:
+    """Although a kill makes it be sent twice, it is the same span."""
     store = InMemoryStore()
     listener, _ = tracing(collector, store)
     await store.transact(lambda tx: tx.save_alerts([heard()]))
@@ -162,8 +162,8 @@ async def test_what_is_given_back_later_joins_the_trace(collector: Collector) ->
     assert collector.spans["attempt 1 of gpu.power_limit"].parent_span_id == undone.span_id
 
 
-async def test_what_a_collector_does_not_take_is_counted_and_holds_up_nothing(collector: Collector) -> None:
-    """All of it (400), or a part, which it says in its answer; an outage is waited for."""
+async def test_spans_rejected_by_a_collector_are_counted_and_delay_nothing(collector: Collector) -> None:
+    """All are rejected (400), or a part, which its answer states; an outage is waited for."""
     store = InMemoryStore()
     listener, left_out = tracing(collector, store)
     await store.transact(lambda tx: tx.save_alerts([heard()]))

@@ -30,7 +30,7 @@ def connect(**options: Any) -> trainmedic.Medic:
 
 
 def test_prometheus_gets_what_was_reported() -> None:
-    """By job_name, and never by step, which would make a new series each step."""
+    """The label is job_name, and never the step, which would make a new series each step."""
     with connect(metrics_port=0) as medic:
         for step in range(3):
             medic.report(
@@ -89,7 +89,7 @@ def test_prometheus_gets_what_was_reported() -> None:
 
 
 def test_rank_0_shows_the_figures_of_all_ranks() -> None:
-    """Those that were gathered; its own it knows best itself."""
+    """It gathered those of the others; for its own it is the best source."""
     with connect(metrics_port=0) as medic:
         medic.gather = lambda: {0: {"own_seconds": 99.0}, 5: {"own_seconds": 3.0, "node": "node-5"}}
         medic.report(step=1, own_seconds=1.0)
@@ -103,8 +103,8 @@ def test_rank_0_shows_the_figures_of_all_ranks() -> None:
     assert found["training_own_median_seconds"][1] == 1.0
 
 
-def test_a_stall_is_told_with_its_limit() -> None:
-    """And a window is none."""
+def test_a_stall_is_reported_with_its_limit() -> None:
+    """A window is not."""
     with connect(metrics_port=0, hang_floor=0.05, startup_floor=30.0) as medic:
         for step in range(10):
             medic.report(step=step)
@@ -114,15 +114,15 @@ def test_a_stall_is_told_with_its_limit() -> None:
     assert found["training_stall_seconds"][1] > found["training_hang_limit_seconds"][1] == 0.05
 
 
-def test_a_loss_that_is_not_finite_is_nan_on_the_wire() -> None:
-    """Prometheus' text format has a word for it."""
+def test_a_non_finite_loss_is_nan_on_the_wire() -> None:
+    """Prometheus' text format supports it."""
     with connect(metrics_port=0) as medic:
         medic.report(step=1, loss=math.inf)
         assert math.isnan(scrape(medic.metrics_port)["training_loss"][1])
 
 
-def test_a_port_that_is_taken_is_told_when_connecting() -> None:
-    """A job that nobody can watch is not what was asked for."""
+def test_an_occupied_port_is_reported_when_connecting() -> None:
+    """A job that cannot be monitored is not what was asked for."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -130,8 +130,8 @@ def test_a_port_that_is_taken_is_told_when_connecting() -> None:
             connect(metrics_port=taken.getsockname()[1])
 
 
-def test_without_prometheus_client_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where metrics are asked for."""
+def test_without_prometheus_client_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It appears only if metrics are requested."""
     monkeypatch.setattr("trainmedic.job.metrics.prometheus_client", None)
     with pytest.raises(trainmedic.ConfigurationError, match="the extra metrics of trainmedic"):
         connect(metrics_port=0)
@@ -139,14 +139,14 @@ def test_without_prometheus_client_it_is_said_what_to_install(monkeypatch: pytes
 
 
 def test_other_ranks_have_no_endpoint_and_get_no_commands() -> None:
-    """Rank 0 speaks for the job."""
+    """Rank 0 represents the job."""
     with connect(rank=1, world_size=2, metrics_port=0) as medic:
         medic.report(step=1, loss=2.5)
         assert (medic.metrics_port, medic.commands(1)) == (None, [])
 
 
-def test_closing_gives_the_port_back() -> None:
-    """So that a loop that starts over can connect again."""
+def test_closing_releases_the_port() -> None:
+    """A loop that starts over can connect again."""
     with connect(metrics_port=0) as medic:
         port = medic.metrics_port
     with connect(metrics_port=port) as medic:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 async def test_the_first_example_is_repaired(redis_url: str, tmp_path: Path) -> None:
-    """It is told to halve its learning rate, and to do what it cannot, and ends well."""
+    """It is commanded to halve its learning rate and to do the impossible, and ends well."""
     (first, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "sdk" / "README.md").read_text(), re.DOTALL)
     (tmp_path / "example.py").write_text(first)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "sdk"), "TRAINMEDIC_REDIS_URL": redis_url}

@@ -39,10 +39,10 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_job_of_many_steps_and_commands_does_not_grow(
+def test_memory_does_not_grow_over_many_steps_and_commands(
     redis_server: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the first quarter to the end; what waits in Redis is gone, but for the memory of what was done."""
+    """The first quarter is compared with the end; Redis keeps nothing but the memory of completed commands."""
     monkeypatch.setattr("trainmedic.wire.command_memory._KEPT_HERE", KEPT)
     monkeypatch.setattr(logging.getLogger("trainmedic"), "disabled", True)  # pytest keeps each line of a command
     commander = Commander(redis_url)
@@ -82,7 +82,7 @@ def test_a_job_of_many_steps_and_commands_does_not_grow(
 
 
 def test_ranks_that_agree_for_long_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does the store that they share; what all have read is swept away."""
+    """Their shared store does not, either; entries that all have read are deleted."""
     monkeypatch.setattr("trainmedic.wire.command_memory._KEPT_HERE", KEPT)
     monkeypatch.setattr("trainmedic.ranks.coordinator._TAKE_INTERVAL", 0.05)
     monkeypatch.setattr("trainmedic.ranks.membership._REFRESH_INTERVAL", 0.05)

@@ -32,7 +32,7 @@ def serve(directory: Path, *options: str, **environment: str) -> subprocess.Comp
 
 
 def test_a_signal_stops_the_server_cleanly(tmp_path: Path) -> None:
-    """SIGTERM and SIGINT end it with 0, within a few seconds, and a start after it finds everything."""
+    """SIGTERM and SIGINT end it with 0, within a few seconds, and the next start finds everything."""
     for number in (signal.SIGTERM, signal.SIGINT):
         program, _ = start_server(tmp_path)
         with program:
@@ -41,7 +41,7 @@ def test_a_signal_stops_the_server_cleanly(tmp_path: Path) -> None:
             assert '"stopped"' in program.tail()
 
 
-def test_a_listener_to_events_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+def test_an_event_listener_does_not_delay_the_stop(tmp_path: Path) -> None:
     """Streams end when the server does."""
     program, url = start_server(tmp_path)
     with program, httpx.stream("GET", f"{url}/events") as stream:
@@ -50,8 +50,8 @@ def test_a_listener_to_events_does_not_hold_up_the_stop(tmp_path: Path) -> None:
         assert program.process.wait(60) == 0
 
 
-def test_a_wrong_setting_ends_with_2_and_its_name(tmp_path: Path) -> None:
-    """Before anything is started."""
+def test_a_wrong_setting_ends_with_2_and_is_named(tmp_path: Path) -> None:
+    """This happens before anything is started."""
     refused = serve(tmp_path, "--max-age", "15")
     assert refused.returncode == 2
     assert "--max-age: '15'" in refused.stderr
@@ -59,30 +59,30 @@ def test_a_wrong_setting_ends_with_2_and_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--playbooks", "--log-rules", "--alert-map"])
-def test_a_named_path_that_is_not_there_ends_with_2(tmp_path: Path, flag: str) -> None:
-    """At once, rather than a server without playbooks; the working directory without ``playbooks`` is no error."""
+def test_a_missing_named_path_ends_with_2(tmp_path: Path, flag: str) -> None:
+    """It ends at once instead of without playbooks; a working directory without ``playbooks`` is no error."""
     refused = serve(tmp_path, flag, str(tmp_path / "misspelt"))
     assert refused.returncode == 2
     assert f"{flag}: '{tmp_path}/misspelt': there is no such file or directory" in refused.stderr
     assert not (tmp_path / "state").exists()
 
 
-def test_a_misspelt_shipped_alert_map_is_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_a_misspelt_shipped_alert_map_is_rejected_with_the_nearest(tmp_path: Path) -> None:
     refused = serve(tmp_path, "--alert-map", "kube-promtheus")
     assert refused.returncode == 2
     assert "'kube-promtheus': there is no such file or directory; did you mean 'kube-prometheus'?" in refused.stderr
 
 
 @pytest.mark.parametrize("archive", ["", "/proc/trainmedic", __file__])
-def test_a_place_that_can_be_no_archive_ends_with_2(tmp_path: Path, archive: str) -> None:
-    """Before anything is started, rather than when runs are to be deleted."""
+def test_an_invalid_archive_path_ends_with_2(tmp_path: Path, archive: str) -> None:
+    """This happens before anything is started, not when runs are to be deleted."""
     refused = serve(tmp_path, "--archive", archive)
     assert refused.returncode == 2
     assert f"--archive: '{archive}'" in refused.stderr
     assert not (tmp_path / "state").exists()
 
 
-def test_a_refusal_after_some_parts_have_begun_says_only_its_reason(tmp_path: Path) -> None:
+def test_a_refusal_after_some_parts_have_started_prints_only_its_reason(tmp_path: Path) -> None:
     named = {"TRAINMEDIC_SLACK_BOT_TOKEN": "xoxb-a", "TRAINMEDIC_SLACK_APP_TOKEN": "xapp-a"}
     named["TRAINMEDIC_NOTIFY_URLS"] = "oncall=json://127.0.0.1:1/"
     file = tmp_path / "slack.yaml"
@@ -93,14 +93,14 @@ def test_a_refusal_after_some_parts_have_begun_says_only_its_reason(tmp_path: Pa
 
 
 def test_without_tokens_it_does_not_listen_beyond_loopback(tmp_path: Path) -> None:
-    """The message says what to give."""
+    """The message names what to set."""
     refused = serve(tmp_path, "--host", "0.0.0.0")
     assert refused.returncode == 2
     assert "--tokens" in refused.stderr
 
 
 def test_a_second_server_does_not_use_the_same_state(tmp_path: Path) -> None:
-    """Both would carry out the same runs."""
+    """Both would execute the same runs."""
     program, _ = start_server(tmp_path)
     with program:
         refused = serve(tmp_path, "--port", str(free_port()))
@@ -108,8 +108,8 @@ def test_a_second_server_does_not_use_the_same_state(tmp_path: Path) -> None:
     assert "in use" in refused.stderr
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    """The message says which address."""
+def test_an_occupied_port_is_named(tmp_path: Path) -> None:
+    """The message contains the address."""
     program, url = start_server(tmp_path / "one")
     with program:
         port = url.rpartition(":")[2]
@@ -118,7 +118,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     assert f"127.0.0.1:{port}" in refused.stderr
 
 
-def test_a_misspelt_variable_is_told(tmp_path: Path) -> None:
+def test_a_misspelt_variable_is_reported(tmp_path: Path) -> None:
     """The server starts, and a line of its log names the variable and the nearest right one."""
     program, _ = start_server(tmp_path, environment={"TRAINMEDIC_MAXAGE": "1h"})
     with program:
@@ -126,7 +126,7 @@ def test_a_misspelt_variable_is_told(tmp_path: Path) -> None:
 
 
 def test_secrets_are_not_in_the_log(tmp_path: Path) -> None:
-    """Neither the signing key nor the password of the embedded Redis nor a channel's URL."""
+    """These are the signing key, the password of the embedded Redis and the URL of a channel."""
     program, _ = start_server(
         tmp_path,
         "--log-level",
@@ -141,8 +141,8 @@ def test_secrets_are_not_in_the_log(tmp_path: Path) -> None:
     assert "hunter2" not in program.log.read_text()
 
 
-def test_the_server_is_taken_up_again_after_a_kill(tmp_path: Path) -> None:
-    """The lock, the database and the embedded Redis of a killed server do not stop the next one."""
+def test_the_server_restarts_after_a_kill(tmp_path: Path) -> None:
+    """The lock, the database and the embedded Redis of a killed server do not block the next one."""
     program, _ = start_server(tmp_path)
     with program:
         program.process.kill()
@@ -153,7 +153,7 @@ def test_the_server_is_taken_up_again_after_a_kill(tmp_path: Path) -> None:
 
 
 async def test_a_whole_server_runs_inside_a_test(tmp_path: Path) -> None:
-    """What tests of other parts build on: no process, no signals, a free port."""
+    """Tests of other parts build on it: no process, no signals, a free port."""
     made = settings.load({"port": "0", "state_dir": str(tmp_path), "playbooks": (str(ROOT / "playbooks"),)}, {})
     stop = asyncio.Event()
     address: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
@@ -168,7 +168,7 @@ async def test_a_whole_server_runs_inside_a_test(tmp_path: Path) -> None:
     await asyncio.wait_for(running, 60)
 
 
-def test_programs_are_ended(tmp_path: Path) -> None:
+def test_child_programs_are_ended(tmp_path: Path) -> None:
     """Nothing of a server outlives it: its embedded Redis ends with it."""
     program, _ = start_server(tmp_path)
     with program:

@@ -18,8 +18,8 @@ RANKS = 2
 
 
 @pytest.mark.parametrize("kinds", [("fully_shard", "flat"), ("zero-2", "zero-3")], ids=lambda kinds: kinds[0])
-def test_the_parts_of_a_step_are_those_of_a_stopwatch(kinds: tuple[str, ...], tmp_path: Path) -> None:
-    """Within a tenth, where one rank waits for the other for most of the step; the other one hardly waits."""
+def test_the_parts_of_a_step_match_a_stopwatch(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    """They match within a tenth, while one rank waits for most of the step and the other hardly does."""
     path = os.pathsep.join((PYTHON_PATH, str(ENGINES))) if kinds[0].startswith("zero") else PYTHON_PATH
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
     log = tmp_path / "ranks.log"

@@ -29,8 +29,8 @@ def is_answered(ranks: RankThreads, sent: envelope.Command) -> bool:
 # --- together -----------------------------------------------------------------------------------------------
 
 
-def test_all_ranks_carry_out_the_same_commands_at_the_same_step_in_the_same_order() -> None:
-    """With commands that arrive at any time and ranks that are late at random; a reply of each rank."""
+def test_all_ranks_execute_the_same_commands_at_the_same_step_in_the_same_order() -> None:
+    """Commands arrive at any time and ranks are late at random; each rank replies."""
     chance = random.Random(5)
     sent: list[envelope.Command] = []
 
@@ -48,8 +48,8 @@ def test_all_ranks_carry_out_the_same_commands_at_the_same_step_in_the_same_orde
     assert statuses(ranks, sent[0]) == dict.fromkeys(range(3), envelope.APPLIED)
 
 
-def test_by_default_they_look_about_once_a_second() -> None:
-    """However quick the steps are; so a step costs nothing, and a command waits a second or so."""
+def test_by_default_ranks_check_about_once_a_second() -> None:
+    """However quick the steps are, a step costs nothing, and a command waits a second or so."""
     with RankThreads(2) as ranks:
         began = time.monotonic()
         ranks.train(lambda: time.monotonic() - began > 1.0)
@@ -58,8 +58,8 @@ def test_by_default_they_look_about_once_a_second() -> None:
     assert looks[0].calls > 10 * looks[0].number
 
 
-def test_a_rank_whose_handler_fails_is_told_by_name() -> None:
-    """The others have applied it, and each says so itself."""
+def test_a_rank_whose_handler_fails_is_named() -> None:
+    """The others have applied the command, and each reports it."""
     with RankThreads(3, every=1) as ranks:
 
         def break_down(_: Any) -> None:
@@ -72,8 +72,8 @@ def test_a_rank_whose_handler_fails_is_told_by_name() -> None:
     assert ranks.finals(sent)[2].output["reason"] == "RuntimeError: out of memory"
 
 
-def test_a_value_is_chosen_once_and_each_hears_from_all() -> None:
-    """`choose` calls rank 0's function alone; `poll` has the same answer everywhere."""
+def test_a_value_is_chosen_once_and_every_rank_gets_all_answers() -> None:
+    """`choose` calls only rank 0's function; `poll` has the same answer everywhere."""
     heard: dict[int, list[Any]] = {0: [], 1: [], 2: []}
 
     with RankThreads(3, every=1) as ranks:
@@ -89,8 +89,8 @@ def test_a_value_is_chosen_once_and_each_hears_from_all() -> None:
     assert heard[0] == heard[1] == heard[2] == ["chosen by 0", {0: 0, 1: 10, 2: 20}]
 
 
-def test_a_refusal_of_rank_0_is_everybodys() -> None:
-    """Where there is nothing to choose from, every rank answers the same."""
+def test_a_refusal_by_rank_0_applies_to_all() -> None:
+    """If there is nothing to choose from, every rank answers the same."""
 
     def refuse() -> str:
         raise Rejected("there is no complete checkpoint")
@@ -104,8 +104,8 @@ def test_a_refusal_of_rank_0_is_everybodys() -> None:
     assert ranks.finals(sent)[1].output["reason"] == "there is no complete checkpoint"
 
 
-def test_a_rank_that_left_a_command_is_missed_at_once() -> None:
-    """Where its handler has failed, the others do not wait for it in the rest of the command."""
+def test_a_rank_that_left_a_command_is_reported_missing_at_once() -> None:
+    """If its handler has failed, the others do not wait for it in the rest of the command."""
     heard = {}
 
     with RankThreads(3, every=1) as ranks:
@@ -124,7 +124,7 @@ def test_a_rank_that_left_a_command_is_missed_at_once() -> None:
 
 @pytest.mark.parametrize("patience", [30.0, float("inf")])
 def test_ranks_meet_outside_of_commands_too(patience: float) -> None:
-    """`Share.group` of the same name, once per use, however long they may take."""
+    """They use `Share.group` of the same name, once per use, however long they take."""
     heard: list[Any] = []
 
     def loop(member: RankThread, step: int) -> None:
@@ -140,8 +140,8 @@ def test_ranks_meet_outside_of_commands_too(patience: float) -> None:
 # --- all or none --------------------------------------------------------------------------------------------
 
 
-def test_ranks_at_different_steps_apply_nothing_and_say_so() -> None:
-    """A rank that counts otherwise is found out before anything is done."""
+def test_ranks_at_different_steps_apply_nothing_and_report_it() -> None:
+    """A rank that counts otherwise is detected before anything is done."""
 
     def loop(member: RankThread, step: int) -> None:
         member.call(step + (member.rank == 1))
@@ -155,7 +155,7 @@ def test_ranks_at_different_steps_apply_nothing_and_say_so() -> None:
     assert [member.done for member in ranks.members] == [[], [], []]
 
 
-def test_what_one_rank_cannot_do_none_does() -> None:
+def test_a_command_missing_on_one_rank_is_executed_by_none() -> None:
     """A rank without the handler is named, and nothing is half done."""
     with RankThreads(3, every=1) as ranks:
         ranks.members[1].handlers.handlers = {"job.stop": lambda _: None}
@@ -167,7 +167,7 @@ def test_what_one_rank_cannot_do_none_does() -> None:
 
 
 def test_a_command_waits_for_ranks_that_have_not_started_yet() -> None:
-    """Nothing is called up before all are there; if they never come, that is the reason given."""
+    """No command is announced before all are connected; if they never connect, the answer gives that reason."""
     with RankThreads(3, every=1, stores={2: HashStore()}) as ranks:
         ranks.members[2].share.close(0)
         sent = ranks.send(make_command(seconds=0.5))
@@ -176,8 +176,8 @@ def test_a_command_waits_for_ranks_that_have_not_started_yet() -> None:
     assert ranks.finals(sent)[0].output["reason"] == "rank 2 did not join the others in time"
 
 
-def test_a_rank_that_does_not_come_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
-    """No rank applies the command then. It is not called up again until that rank has moved on."""
+def test_a_missing_rank_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
+    """No rank applies the command then. No command is announced until that rank has moved on."""
     with RankThreads(3, every=1, call_patience=0.3) as ranks:
         ranks.train(lambda: all(member.step >= 5 for member in ranks.members))
         ranks.train(lambda: ranks.joined() == 2)
@@ -189,8 +189,8 @@ def test_a_rank_that_does_not_come_is_waited_for_once(caplog: pytest.LogCaptureF
     assert caplog.text.count("no command was carried out") == 1
 
 
-def test_a_rank_that_was_late_carries_out_what_came_after() -> None:
-    """Once it has passed the sync point that it missed, commands are called up again."""
+def test_a_late_rank_executes_the_commands_that_came_after() -> None:
+    """Once it has passed the sync point that it missed, commands are announced again."""
     late = threading.Event()
 
     def loop(member: RankThread, step: int) -> None:
@@ -208,8 +208,8 @@ def test_a_rank_that_was_late_carries_out_what_came_after() -> None:
     assert ranks.members[0].done == ranks.members[1].done
 
 
-def test_what_has_expired_when_the_ranks_meet_is_not_applied() -> None:
-    """By rank 0's clock, for all of them."""
+def test_a_command_that_has_expired_when_the_ranks_meet_is_not_applied() -> None:
+    """Rank 0's clock decides for all of them."""
 
     def loop(member: RankThread, step: int) -> None:
         if member.rank == 0 and step == 3:
@@ -225,7 +225,7 @@ def test_what_has_expired_when_the_ranks_meet_is_not_applied() -> None:
 
 
 def test_an_undo_waits_until_every_rank_has_answered() -> None:
-    """And is carried out by all; one of a command that was never applied has nothing to undo."""
+    """All ranks execute it; that of a command that was never applied has nothing to undo."""
     with RankThreads(2, every=1) as ranks:
         sent = ranks.send(make_command())
         undo = ranks.send(make_command(undo_of=sent.id))
@@ -239,8 +239,8 @@ def test_an_undo_waits_until_every_rank_has_answered() -> None:
 # --- never in the way ---------------------------------------------------------------------------------------
 
 
-def test_without_rank_0_the_others_wait_once_and_go_on() -> None:
-    """A bounded time, all in all: not each time."""
+def test_without_rank_0_the_others_wait_once_and_continue() -> None:
+    """The total wait is bounded, and is not repeated."""
     with RankThreads(3, every=1, patience=0.3) as ranks:
         ranks.train(lambda: ranks.members[0].step >= 5)
         lost = ranks.members[0].share._synchronizer
@@ -253,7 +253,7 @@ def test_without_rank_0_the_others_wait_once_and_go_on() -> None:
 
 
 def test_a_rank_0_that_was_only_slow_is_followed_again() -> None:
-    """Once it is seen to move, commands are carried out."""
+    """Once it is seen to move, commands are executed."""
     with RankThreads(2, every=1, patience=0.2) as ranks:
         ranks.train(lambda: ranks.members[0].step >= 3 and ranks.joined() == 1)
         # Rank 0 stands still while rank 1 goes on alone, and comes after.
@@ -286,8 +286,8 @@ class Stuck:
         return call
 
 
-def test_a_store_that_never_answers_holds_the_loop_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The training thread does not touch it. It gives up after a bounded time, for good."""
+def test_a_store_that_never_answers_delays_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training thread does not use it. It gives up permanently after a bounded time."""
     for module in (
         "trainmedic.ranks.synchronizer._STORE_GRACE",
         "trainmedic.ranks.synchronizer.JOIN_PATIENCE",
@@ -308,8 +308,8 @@ def test_a_store_that_never_answers_holds_the_loop_up_once(monkeypatch: pytest.M
     assert ranks.members[0].done == ranks.members[1].done == []
 
 
-def test_a_store_that_is_gone_ends_sharing_and_not_the_loop(caplog: pytest.LogCaptureFixture) -> None:
-    """Every rank goes on training; commands are answered with the reason."""
+def test_a_lost_store_ends_sharing_but_not_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    """Every rank continues training; commands are answered with the reason."""
     shared = HashStore()
     stores = {rank: Stuck(shared) for rank in range(2)}
     with RankThreads(2, stores=stores, every=1) as ranks:
@@ -324,7 +324,7 @@ def test_a_store_that_is_gone_ends_sharing_and_not_the_loop(caplog: pytest.LogCa
     assert [member.share.state != "on" for member in ranks.members] == [True, True]
 
 
-def test_an_error_of_the_agreement_is_not_called_a_lost_store(
+def test_an_error_of_the_agreement_is_not_reported_as_a_lost_store(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RankThreads(2, every=1) as ranks:
@@ -341,10 +341,10 @@ def test_an_error_of_the_agreement_is_not_called_a_lost_store(
 
 
 @pytest.mark.parametrize("answer", [None, "too late"])
-def test_an_answer_after_the_loop_gave_up_is_no_error(
+def test_an_answer_after_the_loop_gave_up_is_not_an_error(
     answer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A traceback in the job's log would name a fault that it does not have."""
+    """A traceback in the job's log would report a fault that does not exist."""
     monkeypatch.setattr("trainmedic.ranks.synchronizer._STORE_GRACE", 0.1)
     answers = threading.Event()
 
@@ -361,8 +361,8 @@ def test_an_answer_after_the_loop_gave_up_is_no_error(
     assert "unexpectedly" not in caplog.text
 
 
-def test_figures_that_cannot_be_measured_are_not_those_of_before(caplog: pytest.LogCaptureFixture) -> None:
-    """One log line, whenever it begins."""
+def test_figures_that_cannot_be_measured_are_not_the_previous_ones(caplog: pytest.LogCaptureFixture) -> None:
+    """One log line reports it, whenever it starts."""
     with RankThreads(1, every=1) as ranks:
         synchronizer = ranks.members[0].share._synchronizer
         figures: Any = {"cpu": 1.0}
@@ -378,7 +378,7 @@ def test_figures_that_cannot_be_measured_are_not_those_of_before(caplog: pytest.
 
 
 def test_a_restarted_job_does_not_read_what_its_former_life_wrote() -> None:
-    """Over the same store: an agent's store outlives its workers. A hanging former rank 0 changes nothing."""
+    """An agent's store outlives its workers, so it is the same. A hanging former rank 0 changes nothing."""
     shared = HashStore()
     former = RankThreads(2, store=shared, every=1)
     former.train(lambda: former.members[0].step >= 20)
@@ -390,8 +390,8 @@ def test_a_restarted_job_does_not_read_what_its_former_life_wrote() -> None:
         pass
 
 
-def test_at_the_end_every_rank_leaves_at_once_and_what_waits_is_answered() -> None:
-    """With a reply of each rank, and no key left to wait for."""
+def test_at_the_end_every_rank_leaves_at_once_and_pending_commands_are_answered() -> None:
+    """Each rank replies, and no key is left to wait for."""
     ranks = RankThreads(2, every=1000)
     ranks.train(lambda: ranks.members[0].step >= 3)
     sent = ranks.send(make_command())
@@ -404,7 +404,7 @@ def test_at_the_end_every_rank_leaves_at_once_and_what_waits_is_answered() -> No
 
 
 def test_when_rank_0_ends_the_others_stop_asking() -> None:
-    """They do not even wait once."""
+    """They do not wait even once."""
     with RankThreads(2, every=1) as ranks:
         ranks.train(lambda: ranks.members[0].step >= 3 and ranks.joined() == 1)
         ranks.members[0].share.close(1.0)
@@ -415,8 +415,8 @@ def test_when_rank_0_ends_the_others_stop_asking() -> None:
     assert ranks.members[1].share.state == "rank 0 has ended"
 
 
-def test_a_handler_that_meets_nobody_fails_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 is gone in the middle of a command: `poll` raises NotAgreed after a while, it does not hang."""
+def test_a_handler_without_its_peer_fails_and_the_loop_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 is gone in the middle of a command: `poll` raises NotAgreed after a while and does not hang."""
     for name in (
         "synchronizer._STORE_GRACE",
         "participant.SILENT_AFTER",
@@ -452,8 +452,8 @@ def test_a_handler_that_meets_nobody_fails_and_the_loop_goes_on(monkeypatch: pyt
 # --- figures ------------------------------------------------------------------------------------------------
 
 
-def test_rank_0_has_every_ranks_figures_and_place() -> None:
-    """What a rank publishes is there a moment after it has joined, or at its next sign of life."""
+def test_rank_0_has_the_figures_and_place_of_every_rank() -> None:
+    """They arrive a moment after a rank has joined, or at its next sign of life."""
     with RankThreads(3, every=1) as ranks:
         for member in ranks.members:
             member.share.publish({"own_seconds": member.rank + 0.5})

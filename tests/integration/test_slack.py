@@ -155,7 +155,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 
 
 def test_a_question_is_asked_and_approved_by_a_button(door: Door) -> None:
-    """With what would be done, until when and where; the one who pressed is on record, and the message says so."""
+    """It shows the action, the deadline and a link to the run; message and history name the user who pressed."""
     run_id, ts = door.asked("plain")
     shown = json.dumps(door.slack.messages[ts]["blocks"])
     for part in (
@@ -172,8 +172,8 @@ def test_a_question_is_asked_and_approved_by_a_button(door: Door) -> None:
     assert door.messages(run_id) == [ts]
 
 
-def test_rejecting_asks_for_a_reason(door: Door) -> None:
-    """Which is on record; and a form that comes in late, or twice, decides nothing more."""
+def test_rejecting_requires_a_reason(door: Door) -> None:
+    """It is recorded; a form that comes late or twice decides nothing more."""
     run_id, ts = door.asked("plain")
     forms = len(door.slack.forms)
     door.slack.press(ANN, ts, "reject")
@@ -186,8 +186,8 @@ def test_rejecting_asks_for_a_reason(door: Door) -> None:
     assert door.decisions(run_id) == [("rejected", "ann", "too risky <!channel> (in Slack, U0ANN)")]
 
 
-def test_only_who_is_named_and_entitled_decides(door: Door) -> None:
-    """Whom the file does not name may neither approve nor reject; whom it names, approve only what is theirs."""
+def test_only_a_mapped_and_authorized_user_decides(door: Door) -> None:
+    """Users missing from the file can neither approve nor reject; those in it approve only what is theirs."""
     run_id, ts = door.asked("hardware")
     forms = len(door.slack.forms)
     for action in ("approve", "reject"):
@@ -202,8 +202,8 @@ def test_only_who_is_named_and_entitled_decides(door: Door) -> None:
     assert [who for _, who, _ in door.decisions(run_id)] == ["bob"]
 
 
-def test_people_are_reminded_below_the_message(door: Door) -> None:
-    """Seen in the channel too; the message stays one, and when it is answered nobody is reminded any more."""
+def test_users_are_reminded_in_the_thread(door: Door) -> None:
+    """The channel shows it too; the message stays one, and after an answer there are no reminders."""
     run_id, ts = door.asked("nagging")
 
     def reminders() -> list[dict[str, Any]]:
@@ -218,8 +218,8 @@ def test_people_are_reminded_below_the_message(door: Door) -> None:
     assert door.messages(run_id) == [ts]
 
 
-def test_two_have_to_approve_and_one_person_is_one(door: Door) -> None:
-    """However often they press, and whichever way they come."""
+def test_two_people_must_approve_and_one_person_counts_once(door: Door) -> None:
+    """It does not matter how often or by which interface they approve."""
     run_id, ts = door.asked("pair")
     door.slack.press(ANN, ts, "approve")
     eventually(lambda: "approved so far by ann" in json.dumps(door.slack.messages[ts]), 60, "the first", 0.05)
@@ -230,8 +230,8 @@ def test_two_have_to_approve_and_one_person_is_one(door: Door) -> None:
     assert [who for _, who, _ in door.decisions(run_id)] == ["ann", "bob"]
 
 
-def test_of_two_presses_at_once_one_decides(door: Door) -> None:
-    """And what Slack sends twice decides once."""
+def test_of_two_simultaneous_presses_one_decides(door: Door) -> None:
+    """A press that Slack sends twice decides once."""
     run_id, ts = door.asked("plain")
     start = threading.Barrier(8)
 
@@ -250,8 +250,8 @@ def test_of_two_presses_at_once_one_decides(door: Door) -> None:
 
 
 @pytest.mark.parametrize("way", ["api", "resolved", "cancelled", "timeout"])
-def test_a_message_follows_what_is_decided_elsewhere(door: Door, way: str) -> None:
-    """By the API, which the console and the command line use, by the alert's end, by an order, by nobody in time."""
+def test_a_message_follows_decisions_made_elsewhere(door: Door, way: str) -> None:
+    """They come by the API (also console and CLI), the alert's end, a command, or the deadline."""
     run_id, ts = door.asked("brief" if way == "timeout" else "plain")
     run = door.server.run(run_id)
     if way == "api":
@@ -275,7 +275,7 @@ def test_a_message_follows_what_is_decided_elsewhere(door: Door, way: str) -> No
     assert len(door.decisions(run_id)) == decided
 
 
-def test_an_answer_counts_for_the_question_that_was_seen(door: Door) -> None:
+def test_an_answer_counts_for_the_displayed_question(door: Door) -> None:
     """A button of an earlier question of the same run does not answer the later one, which has other steps."""
     run_id, first = door.asked("twice")
     value = door.slack.button(first, "approve")["value"]  # type: ignore[index]
@@ -289,7 +289,7 @@ def test_an_answer_counts_for_the_question_that_was_seen(door: Door) -> None:
 
 
 def test_forged_presses_decide_nothing_and_end_nothing(door: Door) -> None:
-    """Whatever a payload claims: another run, another step, a later question, nonsense, and what is far too deep."""
+    """A payload may name another run or step or a later question, be nonsense, or be nested far too deep."""
     run_id, ts = door.asked("plain")
     forged: list[str] = [
         "", "x", "[]", "{}", "null", json.dumps([run_id]), json.dumps([run_id, "sure", "1"]),
@@ -329,7 +329,7 @@ HOSTILE = (
 
 
 def test_text_of_alerts_stays_text(door: Door) -> None:
-    """It mentions nobody, makes no link, speaks in nobody's name and breaks no bound; in every part of a message."""
+    """No part of a message mentions a user, has a link, impersonates anyone or exceeds a bound."""
     run_id, ts = door.asked("said", said=HOSTILE)
     forms = len(door.slack.forms)
     door.slack.press(ANN, ts, "reject")
@@ -370,8 +370,8 @@ def _all_plain_keep_emoji_off(document: dict[str, Any]) -> bool:
     return all(each["emoji"] is False for each in _texts(document))
 
 
-def test_the_connection_is_opened_again_whenever_it_ends(door: Door) -> None:
-    """When Slack asks for it, and when it breaks; presses count on the new one. No token or ticket is in the log."""
+def test_the_connection_is_reopened_whenever_it_ends(door: Door) -> None:
+    """It ends by Slack's request or breaks; presses count on the new one. No token or ticket is in the log."""
     for rudely in (False, True):
         opened = door.slack.opened
         door.slack.disconnect(rudely=rudely)
@@ -385,8 +385,8 @@ def test_the_connection_is_opened_again_whenever_it_ends(door: Door) -> None:
         assert secret not in log
 
 
-def test_whoever_is_taken_out_of_the_file_decides_nothing(door: Door) -> None:
-    """From their next press on, and nobody does while the file cannot be read."""
+def test_a_user_removed_from_the_file_decides_nothing(door: Door) -> None:
+    """This holds from the next press on, and no user decides while the file cannot be read."""
     run_id, ts = door.asked("plain")
     file = door.server.directory / "slack.json"
     text = file.read_text()
@@ -402,8 +402,8 @@ def test_whoever_is_taken_out_of_the_file_decides_nothing(door: Door) -> None:
     door.shows(ts, "Approved by bob")
 
 
-def test_what_is_decided_while_slack_is_away_is_shown_when_it_is_back(door: Door) -> None:
-    """Over a kill between the decision and the edit; what was asked and is over is not asked, what waits is, once."""
+def test_decisions_made_while_slack_is_unavailable_are_shown_afterwards(door: Door) -> None:
+    """A kill separates decision and edit; closed questions are not asked, pending ones are, once."""
     decided, ts = door.asked("plain")
     door.slack.away = "down"
     over, waits = door.ask("plain"), door.ask("plain")
@@ -421,7 +421,7 @@ def test_what_is_decided_while_slack_is_away_is_shown_when_it_is_back(door: Door
 
 
 def test_a_message_whose_posting_was_not_answered_is_found_and_not_posted_twice(door: Door) -> None:
-    """Over a kill as well: what was about to be posted is on record before. It may be on a later page."""
+    """Pending posts are recorded before, so this survives a kill. It may be on a later page."""
     door.slack.away = "lost"
     run_id = door.ask("plain")
     eventually(lambda: door.messages(run_id), 60, "the message", 0.05)
@@ -436,8 +436,8 @@ def test_a_message_whose_posting_was_not_answered_is_found_and_not_posted_twice(
     assert len(door.messages(run_id)) == 1
 
 
-def test_a_channel_that_refuses_holds_up_no_other_question(door: Door) -> None:
-    """And the question is posted once the app is in the channel."""
+def test_a_channel_that_refuses_delays_no_other_question(door: Door) -> None:
+    """The question is posted once the app is in the channel."""
     door.slack.channels.clear()
     refused = door.ask("plain")
     eventually(lambda: ("chat.postMessage", "channel_not_found") in door.slack.refused, 60, "the refusal", 0.05)
@@ -457,8 +457,10 @@ def _metric(door: Door, name: str) -> float:
 
 
 @pytest.mark.long
-def test_of_several_servers_one_speaks_with_slack(tmp_path: Path, postgres: PostgresServer, redis_url: str) -> None:
-    """The one that works; who takes over has its messages, and answers their buttons."""
+def test_one_of_several_servers_communicates_with_slack(
+    tmp_path: Path, postgres: PostgresServer, redis_url: str
+) -> None:
+    """It is the leader; its successor has its messages, and answers their buttons."""
     common = {"TRAINMEDIC_DATABASE_URL": postgres.database(), "TRAINMEDIC_REDIS_URL": redis_url}
     with stand_in.slack() as slack, made_server(tmp_path / "one", slack, **common) as first:
         eventually(lambda: slack.connections == 1, 60, "the connection", 0.05)

@@ -45,10 +45,10 @@ def one(connection: sa.Connection) -> int:
     return answer
 
 
-async def test_a_read_that_takes_too_long_is_ended_and_told_as_slow(
+async def test_a_read_that_takes_too_long_is_ended_and_reported_as_slow(
     engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store does answer, so it is not called away; and the next read is answered."""
+    """The store does answer, so it is not reported as unavailable; and the next read is answered."""
     history = SqlHistory(engine)
     monkeypatch.setattr(reading, "SECONDS", 0.3)  # the limit that connections of PostgreSQL get
     monkeypatch.setattr("trainmedic_server.adapters.sql_store.history.BoundedRead", lambda: BoundedRead(0.3))
@@ -60,8 +60,8 @@ async def test_a_read_that_takes_too_long_is_ended_and_told_as_slow(
     history.stop_reading()
 
 
-async def test_a_read_that_nobody_waits_for_is_ended(engine: sa.Engine) -> None:
-    """All readers are taken; when their clients leave, others are served at once, and on connections that work."""
+async def test_a_read_without_a_client_is_ended(engine: sa.Engine) -> None:
+    """All readers are busy; when their clients leave, others are served at once, on working connections."""
     history = SqlHistory(engine)
     reads = [asyncio.create_task(history._read(endless)) for _ in range(database.READERS)]
     await asyncio.sleep(0.2)
@@ -74,8 +74,8 @@ async def test_a_read_that_nobody_waits_for_is_ended(engine: sa.Engine) -> None:
     history.stop_reading()
 
 
-async def test_a_read_that_was_cancelled_before_it_had_a_connection_does_not_begin(engine: sa.Engine) -> None:
-    """A pool, or a database that is slow to connect to, can hold it up that long."""
+async def test_a_read_cancelled_before_it_had_a_connection_does_not_start(engine: sa.Engine) -> None:
+    """A pool, or a database that is slow to connect to, can delay it that long."""
     read = BoundedRead()
     read.cancel()
     with pytest.raises(errors.StoreUnavailable), engine.begin() as connection, read.bounded(connection):
@@ -83,10 +83,10 @@ async def test_a_read_that_was_cancelled_before_it_had_a_connection_does_not_beg
     engine.dispose()
 
 
-async def test_a_database_that_cannot_be_told_to_end_a_read_holds_up_nobody_else(
+async def test_a_database_that_cannot_be_told_to_end_a_read_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests to cancel wait for it apart from the threads that others use; and one that fails is no error."""
+    """Cancellations wait for it in separate threads; and one that fails is not an error."""
     told, used = threading.Event(), []
 
     def cancel(_: BoundedRead) -> None:

@@ -162,7 +162,7 @@ async def test_a_node_drained_by_two_runs_returns_with_the_second_undo(
 
 
 @pytest.mark.parametrize("reason", ["NHC: check_hw", "slurm-operator: cordoned", "Mia: memory", "trainmedic: mine"])
-async def test_the_drain_of_another_stays(actions: Registry, cluster: SlurmCluster, reason: str) -> None:
+async def test_the_drain_of_another_user_stays(actions: Registry, cluster: SlurmCluster, reason: str) -> None:
     """The step succeeds, since no job starts there; the undo, and ``slurm.resume``, leave it drained."""
     cluster.run("scontrol", "update", "nodename=n1", "state=drain", f"reason={reason}")
     output = await do(actions, "slurm.drain", node("n1"), {})
@@ -173,7 +173,7 @@ async def test_the_drain_of_another_stays(actions: Registry, cluster: SlurmClust
     assert state_of(cluster, "n1") == ("IDLE+DRAIN", reason)
 
 
-async def test_a_reason_that_a_person_changed_is_not_ours(actions: Registry, cluster: SlurmCluster) -> None:
+async def test_a_reason_changed_by_an_operator_is_not_ours(actions: Registry, cluster: SlurmCluster) -> None:
     """The undo leaves the node drained."""
     await do(actions, "slurm.drain", node("n1"), {})
     cluster.run("scontrol", "update", "nodename=n1", "reason=Mia: keep it out")
@@ -212,7 +212,7 @@ async def test_a_drain_ends_by_itself_at_its_time(actions: Registry, cluster: Sl
 async def test_a_reboot_leaves_the_node_down_until_it_is_resumed(
     actions: Registry, cluster: SlurmCluster, slurm: Slurm
 ) -> None:
-    """It waits for running jobs, and a resumed attempt requests no second one. slurmrestd cannot reboot."""
+    """The reboot waits for running jobs, and a resumed attempt requests no second one. slurmrestd cannot reboot."""
     if not (await slurm.release()).can_reboot:
         with pytest.raises(PermanentFailure, match="--slurm-agent"):
             await do(actions, "slurm.reboot", node("n3"), {})
@@ -238,8 +238,10 @@ async def test_a_reboot_leaves_the_node_down_until_it_is_resumed(
     assert reboots.read_text() == "rebooted\n"
 
 
-async def test_the_drain_of_another_prevents_a_reboot(actions: Registry, cluster: SlurmCluster, slurm: Slurm) -> None:
-    """It would replace the reason."""
+async def test_the_drain_of_another_user_prevents_a_reboot(
+    actions: Registry, cluster: SlurmCluster, slurm: Slurm
+) -> None:
+    """A reboot would replace the reason."""
     if not (await slurm.release()).can_reboot:
         pytest.skip("slurmrestd cannot reboot")
     cluster.run("scontrol", "update", "nodename=n1", "state=drain", "reason=Mia: memory")
@@ -249,7 +251,7 @@ async def test_the_drain_of_another_prevents_a_reboot(actions: Registry, cluster
 
 
 async def test_a_hold_and_its_undo(actions: Registry, cluster: SlurmCluster) -> None:
-    """A target may name the job; nothing stays in its admin comment."""
+    """A target may name the job; nothing remains in its admin comment."""
     job_id = cluster.submit(TRAINING, "-w", "n1", "--begin=now+1hour")
     target = Target(TargetKind.JOB, job=f"slurm:{job_id}")
     output = await do(actions, "slurm.hold", target, {})
@@ -259,8 +261,8 @@ async def test_a_hold_and_its_undo(actions: Registry, cluster: SlurmCluster) -> 
     assert "trainmedic" not in cluster.run("scontrol", "show", "job", job_id)
 
 
-async def test_a_reserved_node_runs_its_test_job_and_is_given_back(actions: Registry, cluster: SlurmCluster) -> None:
-    """Another attempt finds the reservation. The undo ends only what this run has, and only where it is unchanged."""
+async def test_a_reserved_node_runs_its_test_job_and_is_released(actions: Registry, cluster: SlurmCluster) -> None:
+    """Another attempt finds the reservation. The undo ends only this run's one, and only if unchanged."""
     for resumed in (False, True):
         output = await do(actions, "slurm.reserve", node("n1"), {"users": ["root"]}, resumed=resumed)
     assert output["reservation"] == "trainmedic-0192f0c1-aaaa"
@@ -280,7 +282,7 @@ async def test_a_reserved_node_runs_its_test_job_and_is_given_back(actions: Regi
     await until_running(cluster, waiting)
 
 
-async def test_the_reservation_of_another_is_left_alone(actions: Registry, cluster: SlurmCluster) -> None:
+async def test_the_reservation_of_another_user_is_left_alone(actions: Registry, cluster: SlurmCluster) -> None:
     """Its jobs would run on the node, so the step fails."""
     given = ("reservationname=maint", "starttime=now", "duration=60", "nodes=n[1-2]", "users=root")
     cluster.run("scontrol", "create", "reservation", *given)
@@ -291,8 +293,10 @@ async def test_the_reservation_of_another_is_left_alone(actions: Registry, clust
         cluster.run("scontrol", "delete", "reservationname=maint")
 
 
-async def test_a_job_restarts_without_the_broken_node_and_forgets_it(actions: Registry, cluster: SlurmCluster) -> None:
-    """Requeued held, kept off the node, released."""
+async def test_a_job_restarts_without_the_broken_node_and_drops_the_exclusion(
+    actions: Registry, cluster: SlurmCluster
+) -> None:
+    """It is requeued held, kept off the node and released."""
     job_id = cluster.submit(TRAINING, "--requeue")
     await until_running(cluster, job_id)
     broken = cluster.run("squeue", "-h", "-j", job_id, "-o", "%N").strip()
@@ -313,7 +317,7 @@ async def test_a_job_restarts_without_the_broken_node_and_forgets_it(actions: Re
 async def test_a_heterogeneous_job_is_held_changed_and_restored_as_one(
     actions: Registry, cluster: SlurmCluster
 ) -> None:
-    """Every component, by the leader's id."""
+    """Every component is addressed by the leader's ID."""
     leader = cluster.run(
         *("sbatch", "--parsable", "-o", "/dev/null", "-n1", "--begin=now+1hour", ":", "-n1", "--begin=now+1hour"),
         *("--wrap", TRAINING),
@@ -341,8 +345,8 @@ async def test_a_heterogeneous_job_is_held_changed_and_restored_as_one(
     assert "JobHeldAdmin" not in reasons()
 
 
-async def test_the_hold_of_another_stays(actions: Registry, cluster: SlurmCluster) -> None:
-    """Also after a resumed attempt."""
+async def test_the_hold_of_another_user_stays(actions: Registry, cluster: SlurmCluster) -> None:
+    """This holds after a resumed attempt, too."""
     job_id = cluster.submit(TRAINING, "--hold")
     for resumed in (False, True):
         output = await do(actions, "slurm.hold", node("n1"), {"job_id": job_id}, resumed=resumed)
@@ -367,7 +371,7 @@ async def test_an_attempt_after_a_crash_requeues_once(actions: Registry, cluster
 async def test_a_requeue_over_a_restart_of_the_controller_requeues_once(
     actions: Registry, cluster: SlurmCluster
 ) -> None:
-    """It retries while slurmctld is away."""
+    """It retries while slurmctld is unavailable."""
     job_id = cluster.submit(TRAINING, "--requeue")
     await until_running(cluster, job_id)
     cluster.programs["slurmctld"].end()
@@ -388,7 +392,7 @@ async def test_a_requeue_over_a_restart_of_the_controller_requeues_once(
 async def test_a_requeue_over_a_frozen_program_requeues_once(
     actions: Registry, slurm: Slurm, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """slurmrestd or slurmctld stops before it reads the request, whose answer is lost. It reads it late."""
+    """slurmrestd or slurmctld stops before it reads the request and reads it later; the answer is lost."""
     job_id = cluster.submit(TRAINING, "--requeue")
     await until_running(cluster, job_id)
     frozen = cluster.programs["slurmrestd" if isinstance(slurm, SlurmRest) else "slurmctld"].process
@@ -414,8 +418,8 @@ async def test_a_requeue_over_a_frozen_program_requeues_once(
     assert "Restarts=1 " in shown
 
 
-async def test_a_requeue_is_bounded_and_seen(actions: Registry, cluster: SlurmCluster) -> None:
-    """It waits if it is to be held; a job that was restarted often enough is refused."""
+async def test_a_requeue_is_bounded_and_visible(actions: Registry, cluster: SlurmCluster) -> None:
+    """It waits if it is to be held; a job that was restarted often enough is rejected."""
     job_id = cluster.submit(TRAINING, "--requeue")
     await until_running(cluster, job_id)
     target = Target(TargetKind.JOB, job=f"slurm:{job_id}")
@@ -425,7 +429,7 @@ async def test_a_requeue_is_bounded_and_seen(actions: Registry, cluster: SlurmCl
         await do(actions, "slurm.requeue", target, {"max_restarts": 1})
 
 
-async def test_a_job_that_may_not_be_requeued_is_refused(actions: Registry, cluster: SlurmCluster) -> None:
+async def test_a_job_that_may_not_be_requeued_is_rejected(actions: Registry, cluster: SlurmCluster) -> None:
     job_id = cluster.submit(TRAINING, "--no-requeue")
     await until_running(cluster, job_id)
     with pytest.raises(PermanentFailure, match="may not be requeued"):
@@ -443,7 +447,7 @@ async def test_a_signal_is_never_sent_twice(actions: Registry, cluster: SlurmClu
 
 
 async def test_a_job_is_cancelled(actions: Registry, cluster: SlurmCluster) -> None:
-    """One that has ended is not cancelled again, and takes nothing else."""
+    """A job that has ended is not cancelled again, and nothing else is cancelled."""
     job_id = cluster.submit(TRAINING)
     await until_running(cluster, job_id)
     assert "CANCELLED" in (await do(actions, "slurm.cancel", node("n1"), {"job_id": job_id}))["state"]
@@ -454,15 +458,15 @@ async def test_a_job_is_cancelled(actions: Registry, cluster: SlurmCluster) -> N
 
 
 @pytest.mark.parametrize("name", ["slurm.hold", "slurm.requeue", "slurm.cancel"])
-async def test_a_target_that_names_no_slurm_job_is_refused(actions: Registry, name: str) -> None:
+async def test_a_target_that_names_no_slurm_job_is_rejected(actions: Registry, name: str) -> None:
     """The message says how to name one."""
     for target in (node("n1"), Target(TargetKind.JOB, job="llm-1"), Target(TargetKind.JOB, job="slurm:; rm")):
         with pytest.raises(PermanentFailure, match="give job_id, or a target such as job:slurm:4711"):
             await do(actions, name, target, {})
 
 
-def test_only_our_own_reasons_are_ours() -> None:
-    """The runs are read back from what is written; another text that begins alike is not ours."""
+def test_only_our_own_reasons_are_recognized() -> None:
+    """The runs are parsed from the written reason; another text with the same start is not ours."""
     assert owners_of(marked(["a-1", "b-2"], "hot\n GPU")) == ("a-1", "b-2")
     for other in ("", "trainmedic:", "trainmedic: by hand", "NHC: trainmedic:a-1", "Trainmedic:a-1"):
         assert owners_of(other) == ()

@@ -170,10 +170,10 @@ async def test_an_expedited_job_restarts_without_the_node_that_a_run_has_drained
     assert "DRAIN" not in state_of(cluster, bad)[0]
 
 
-async def test_a_node_whose_gpu_breaks_during_a_job_is_drained_until_it_is_mended(
+async def test_a_node_whose_gpu_breaks_during_a_job_is_drained_until_fixed(
     actions: Registry, cluster: SlurmCluster
 ) -> None:
-    """The reason is ours instead of Slurm's "Epilog error". A run that drains the node too leaves it to the check."""
+    """Our reason replaces Slurm's "Epilog error". If a run drains the node too, the check ends the drain."""
     job_id = submit(cluster)
     eventually((cluster.work / f"begun-{job_id}").exists, 120, "the prolog is over")
     bad = shown(cluster, job_id)["NodeList"]
@@ -196,7 +196,7 @@ async def test_a_node_whose_gpu_breaks_during_a_job_is_drained_until_it_is_mende
 
 
 async def test_the_prolog_keeps_a_job_from_a_broken_node(actions: Registry, cluster: SlurmCluster) -> None:
-    """Its script does not begin, and it waits for another node without being held."""
+    """Its script does not start, and it waits for another node without being held."""
     for name in ("n2", "n3"):
         cluster.run("scontrol", "update", f"nodename={name}", "state=drain", "reason=Mia: later")
     break_gpu(cluster, "n1")
@@ -222,8 +222,8 @@ async def test_slurmd_checks_the_node_at_its_start(actions: Registry, cluster: S
 
 
 @pytest.mark.parametrize("reason", ["NHC: check_hw", "Epilog error"])
-async def test_the_drain_of_another_stays(actions: Registry, cluster: SlurmCluster, reason: str) -> None:
-    """With a broken GPU and without."""
+async def test_the_drain_of_another_user_stays(actions: Registry, cluster: SlurmCluster, reason: str) -> None:
+    """This holds with a broken GPU and without."""
     cluster.run("scontrol", "update", "nodename=n1", "state=drain", f"reason={reason}")
     break_gpu(cluster, "n1")
     check_health(cluster, "n1", "no")
@@ -236,7 +236,7 @@ async def test_the_drain_of_another_stays(actions: Registry, cluster: SlurmClust
 async def test_a_script_that_could_not_reach_slurmctld_is_recorded_later(
     actions: Registry, cluster: SlurmCluster, script: str
 ) -> None:
-    """Slurm has drained the node with a reason of its own. The health check makes it ours, and gives it back."""
+    """Slurm's drain has its own reason. The health check replaces it by ours, and ends the drain."""
     break_gpu(cluster, "n1")
     elsewhere = re.sub("SlurmctldPort=.*", "SlurmctldPort=1", (cluster.work / "slurm.conf").read_text())
     (cluster.work / "elsewhere.conf").write_text(elsewhere.replace("MessageTimeout=20", "MessageTimeout=1"))
@@ -264,7 +264,7 @@ while True:
 async def test_signals_pass_through_trainmedic_run(
     actions: Registry, cluster: SlurmCluster, tmp_path: Path, launch: str
 ) -> None:
-    """As the batch script, and as a step. USR1 reaches the training; TERM ends the batch script with a failure."""
+    """Trainmedic-run is the batch script or a step. USR1 reaches the training; TERM fails the batch script."""
     # Slurm's root directory has no Python: the command runs in that of the tests.
     training = shlex.join([sys.executable, "-c", SAVES])
     command = f"cd {tmp_path} && exec env PYTHONPATH={PYTHON_PATH} {sys.executable} -m trainmedic.launch --retries 0"
@@ -310,7 +310,7 @@ def asked(slurm: Path) -> list[str]:
 
 
 def test_the_real_health_command_is_understood(slurm: Path, tmp_path: Path) -> None:
-    """More GPUs are required than any node has."""
+    """The command requires more GPUs than any node has."""
     command = tmp_path / "trainmedic"
     python = shlex.quote(sys.executable)
     program(command, f'#!/bin/sh\nPYTHONPATH={shlex.quote(PYTHON_PATH)} exec {python} -m trainmedic_server "$@"\n')
@@ -356,7 +356,7 @@ def test_only_a_passed_check_ends_our_drain(slurm: Path, tmp_path: Path, health:
 
 
 def test_the_check_compares_with_the_record_of_the_agent(slurm: Path, tmp_path: Path) -> None:
-    """If the settings name its state directory."""
+    """The settings must name its state directory."""
     program(tmp_path / "trainmedic", f'#!/bin/sh\nprintf "%s\\n" "$@" >>{tmp_path / "given"}\n')
     scripts = installed(tmp_path / "scripts", str(tmp_path / "trainmedic"), AGENT_STATE="'/var/lib/trainmedic agent'")
     ran(scripts / "health-check", slurm)
@@ -375,7 +375,7 @@ def test_a_healthy_node_asks_slurmctld_only_if_it_must(
 
 
 def test_a_failed_job_is_reported_once_to_a_real_alertmanager(slurm: Path, tmp_path: Path) -> None:
-    """By its first node, and only if it failed. A name that would break the JSON cannot."""
+    """Only its first node reports it, and only if it failed. A name cannot break the JSON."""
     config = tmp_path / "alertmanager.yaml"
     config.write_text("route: {receiver: none}\nreceivers: [{name: none}]\n")
     program_, url = start_alertmanager(next(iter(alertmanagers().values())), config, tmp_path)

@@ -50,10 +50,10 @@ async def kinds(store: SqlStore) -> list[str]:
     return [one.kind for one in await store.events_after(0, 1000)]
 
 
-async def test_a_locked_database_is_unavailable_until_it_is_let_go(
+async def test_a_locked_database_is_unavailable_until_it_is_unlocked(
     file: Path, store: SqlStore, failures: Counter
 ) -> None:
-    """Whoever holds the file, writes fail as StoreUnavailable, reads go on, and both work again afterwards."""
+    """Whoever holds the file, writes fail as StoreUnavailable, reads work, and both work afterwards."""
     await store.transact(lambda tx: tx.append([event("before")]))
     other = sqlite3.connect(file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -83,8 +83,8 @@ def no_room_beyond(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-async def test_a_disk_without_room_loses_nothing_acknowledged(file: Path, store: SqlStore, failures: Counter) -> None:
-    """What does not fit is refused with all that shared its transaction; once there is room, writes work again."""
+async def test_a_full_disk_loses_no_acknowledged_data(file: Path, store: SqlStore, failures: Counter) -> None:
+    """A write that does not fit is rejected with its whole transaction; with free space, writes work again."""
     await store.transact(lambda tx: tx.append([event("before")]))
     log = file.with_name(file.name + "-wal")
     with no_room_beyond(log.stat().st_size + 20_000):
@@ -105,7 +105,7 @@ async def test_a_disk_without_room_loses_nothing_acknowledged(file: Path, store:
 
 
 async def test_after_a_failed_write_the_check_writes(file: Path, store: SqlStore) -> None:
-    """A database that can still be read is not ready; the check says so until a write succeeds."""
+    """A database that is only readable is not ready; the check reports it until a write succeeds."""
     await store.transact(lambda tx: tx.append([event("before")]))
     log = file.with_name(file.name + "-wal")
     await kinds(store)  # a reader keeps the log in being
@@ -120,8 +120,8 @@ async def test_after_a_failed_write_the_check_writes(file: Path, store: SqlStore
     await store.check()
 
 
-async def test_a_file_that_is_no_database_is_unavailable(file: Path) -> None:
-    """At the start, with the file's name; and the file is let go of."""
+async def test_a_file_that_is_not_a_database_is_unavailable(file: Path) -> None:
+    """The start fails with the file's name, and the file is closed."""
     file.write_bytes(b"this is not a database" * 1000)
     url = f"sqlite:///{file}"
     for _ in range(2):
@@ -132,7 +132,7 @@ async def test_a_file_that_is_no_database_is_unavailable(file: Path) -> None:
 
 
 async def test_a_damaged_database_is_unavailable_until_it_is_restored(file: Path) -> None:
-    """Damage is reported, not served; a backup put in its place is."""
+    """Damage is reported, not served; a backup in its place is served."""
     store = SqlStore.open(f"sqlite:///{file}")
     runs = [closed(number) for number in range(200)]
     await store.transact(lambda tx: tx.add_runs(runs))
@@ -148,7 +148,7 @@ async def test_a_damaged_database_is_unavailable_until_it_is_restored(file: Path
 
 
 async def test_a_failing_read_fails_all_that_share_its_transaction(file: Path, store: SqlStore) -> None:
-    """Nothing of a transaction in which the database failed is kept; reading the history says the same."""
+    """A transaction in which the database failed is discarded entirely; reading the history reports the same."""
     one = closed()
     await store.transact(lambda tx: tx.add_runs([one]))
     other = sqlite3.connect(file)
@@ -167,7 +167,7 @@ async def test_a_failing_read_fails_all_that_share_its_transaction(file: Path, s
 
 
 async def test_a_bad_value_fails_its_own_unit_only(store: SqlStore, failures: Counter) -> None:
-    """What the database or JSON cannot hold is that unit's error; those that share its transaction are kept."""
+    """A value that the database or JSON cannot hold fails its unit; others in the transaction are kept."""
     outcomes = await asyncio.gather(
         store.transact(lambda tx: tx.append([event("one")])),
         store.transact(lambda tx: tx.append([event("no JSON", value=object())])),
@@ -181,7 +181,7 @@ async def test_a_bad_value_fails_its_own_unit_only(store: SqlStore, failures: Co
 
 
 async def test_no_error_of_a_unit_ends_the_writer(store: SqlStore) -> None:
-    """Not even those that asyncio or a thread would stumble over."""
+    """This includes errors that asyncio or a thread would not handle."""
 
     def stops(tx: Transaction) -> None:
         next(iter([]))
@@ -201,7 +201,7 @@ async def test_no_error_of_a_unit_ends_the_writer(store: SqlStore) -> None:
 
 
 async def test_reads_do_not_wait_for_a_writer(store: SqlStore) -> None:
-    """A unit that takes long keeps no reader waiting; what it wrote is seen once it is done."""
+    """A long unit delays no reader; its writes are visible once it is done."""
     entered, leave = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -221,8 +221,8 @@ async def test_reads_do_not_wait_for_a_writer(store: SqlStore) -> None:
     assert await kinds(store) == ["slow"]
 
 
-async def test_a_caller_that_gave_up_costs_nothing(store: SqlStore) -> None:
-    """Cancelling a call that waits does not disturb the others."""
+async def test_a_cancelled_caller_costs_nothing(store: SqlStore) -> None:
+    """Cancelling a waiting call does not disturb the others."""
     calls = [asyncio.ensure_future(store.transact(lambda tx: tx.append([event()]))) for _ in range(10)]
     await asyncio.sleep(0)
     calls[3].cancel()
@@ -239,7 +239,7 @@ async def test_a_caller_that_gave_up_costs_nothing(store: SqlStore) -> None:
     ],
 )
 def test_a_known_reason_of_an_outage_is_named(statement: str, uri: str, reason: str | None, tmp_path: Path) -> None:
-    """By SQLite's own errors. Others have none."""
+    """SQLite's own errors state it. Others have none."""
     path = tmp_path / "store"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE one (two)")

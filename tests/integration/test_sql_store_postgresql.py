@@ -80,8 +80,8 @@ async def kinds(store: SqlStore) -> list[str]:
 # --- the schema -------------------------------------------------------------------------------------
 
 
-def test_the_migrations_make_exactly_the_schema(url: str) -> None:
-    """From an empty database; Alembic finds no difference, and text is sorted by its bytes."""
+def test_the_migrations_create_exactly_the_schema(url: str) -> None:
+    """From an empty database Alembic finds no difference, and text is sorted by its bytes."""
     session = LockSession.open(url)
     with session.engine.connect() as connection:
         with connection.begin():
@@ -97,8 +97,8 @@ def test_the_migrations_make_exactly_the_schema(url: str) -> None:
     session.close()
 
 
-async def test_a_standby_refuses_an_older_schema_without_waiting(url: str, store: SqlStore) -> None:
-    """Another server works on it: this one says at its start that it could not take over, and changes nothing."""
+async def test_a_standby_rejects_an_older_schema_without_waiting(url: str, store: SqlStore) -> None:
+    """Another server uses the schema: this one reports at its start that it cannot take over, and changes nothing."""
     await store.transact(lambda tx: _set_revision(tx, "0017"))
     with pytest.raises(errors.ConfigurationError, match=f"'0017'.*'{revision.FIRST}'.*{revision.EARLIER_RELEASE}"):
         await asyncio.wait_for(Election(url).win(), PATIENCE)
@@ -116,7 +116,7 @@ def plan_of(connection: sa.Connection, wanted: HistoryFilter) -> list[str]:
 
 
 def test_a_page_of_the_history_is_read_from_an_index_in_order(url: str) -> None:
-    """Where each filter names a column there is an index that has it, in the order of the pages."""
+    """Each filter on a column has an index in the order of the pages."""
     session = LockSession.open(url)
     with session.engine.connect() as connection, connection.begin():
         revision.bring_to_head(connection)
@@ -133,8 +133,8 @@ def test_a_page_of_the_history_is_read_from_an_index_in_order(url: str) -> None:
     session.close()
 
 
-async def test_a_name_at_the_longest_fits_every_index(store: SqlStore) -> None:
-    """Though each of its characters takes four bytes."""
+async def test_a_name_of_maximum_length_fits_every_index(store: SqlStore) -> None:
+    """Each of its characters takes four bytes."""
     name = "\U0001f9d1" * 128
     await store.transact(lambda tx: tx.add_runs([run(target=values.gpu(0, node=name))]))
     await store.transact(lambda tx: tx.remember_nodes([name], at(0)))
@@ -162,8 +162,8 @@ async def test_a_name_at_the_longest_fits_every_index(store: SqlStore) -> None:
         ("postgresql://trainmedic:{password}@{host}/none", "does not exist"),
     ],
 )
-def test_a_url_of_no_use_is_refused_without_its_password(postgres: PostgresServer, wrong: str, told: str) -> None:
-    """As a ConfigurationError that says what is wrong."""
+def test_an_unusable_url_is_rejected_without_its_password(postgres: PostgresServer, wrong: str, told: str) -> None:
+    """The error is a ConfigurationError that gives the reason."""
     with pytest.raises(errors.ConfigurationError, match=told) as refused:
         SqlStore.open(wrong.format(host=f"127.0.0.1:{postgres.port}", password=PASSWORD))
     assert "hunter2" not in str(refused.value)
@@ -171,16 +171,16 @@ def test_a_url_of_no_use_is_refused_without_its_password(postgres: PostgresServe
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
-def test_the_ways_to_write_the_scheme(url: str, scheme: str) -> None:
-    """As SQLAlchemy, libpq and those who hand out URLs write it."""
+def test_every_spelling_of_the_scheme_is_accepted(url: str, scheme: str) -> None:
+    """The spellings are those of SQLAlchemy, libpq and database providers."""
     LockSession.open(url.replace("postgresql", scheme, 1)).close()
 
 
 # --- one of several ---------------------------------------------------------------------------------
 
 
-def test_one_session_has_the_lock_and_says_where_it_is(url: str) -> None:
-    """Whoever asks second is told of the first, and has the lock once that one has gone."""
+def test_one_session_has_the_lock_and_states_its_address(url: str) -> None:
+    """The second session learns of the first, and gets the lock once that one is gone."""
     first, second = LockSession.open(url, address="10.0.0.1:8080"), LockSession.open(url, address="10.0.0.2:8080")
     assert first.take_lock()
     assert not second.take_lock()
@@ -191,7 +191,7 @@ def test_one_session_has_the_lock_and_says_where_it_is(url: str) -> None:
     second.close()
 
 
-def test_an_address_that_postgresql_would_cut_is_not_stated(url: str) -> None:
+def test_an_address_that_postgresql_would_truncate_is_not_stated(url: str) -> None:
     """Standbys would forward requests to another host."""
     address = f"trainmedic-0.{'a' * 40}.example:8080"
     first, second = LockSession.open(url, address=address), LockSession.open(url)
@@ -215,7 +215,7 @@ def test_each_schema_has_a_lock_of_its_own(url: str) -> None:
 async def test_a_server_whose_session_is_cut_writes_nothing_more(
     postgres: PostgresServer, url: str, store: SqlStore, lost: Lost
 ) -> None:
-    """It is told at once, may not act, and connects no second time; another goes on with what is there."""
+    """It learns it at once, may not act, and does not reconnect; another continues with the stored data."""
     await store.transact(lambda tx: tx.append([event("before")]))
     assert postgres.cut() == 1
     assert "ended the session" in await lost.happened()
@@ -229,10 +229,10 @@ async def test_a_server_whose_session_is_cut_writes_nothing_more(
     await other.close()
 
 
-async def test_a_session_cut_within_a_transaction_keeps_nothing_of_it(
+async def test_a_session_cut_within_a_transaction_discards_it(
     postgres: PostgresServer, store: SqlStore, lost: Lost
 ) -> None:
-    """Whoever waits for it is told that the store is away."""
+    """Waiting callers learn that the store is unavailable."""
 
     def work(tx: Transaction) -> None:
         tx.append([event("half")])
@@ -247,7 +247,7 @@ async def test_a_session_cut_within_a_transaction_keeps_nothing_of_it(
 
 
 async def test_a_server_that_hangs_loses_its_session(url: str, lost: Lost) -> None:
-    """PostgreSQL ends it when it has been silent for the takeover time, and it gives up before."""
+    """PostgreSQL ends it when it is silent for the takeover time, and the server gives up before."""
     store = led(url, lost, QUICK)
     entered, leave = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -293,8 +293,8 @@ async def test_a_slow_unit_of_work_does_not_end_the_process_of_a_test(
     assert replaced == []
 
 
-async def test_something_that_changes_sessions_is_noticed(url: str, lost: Lost) -> None:
-    """A pooler of transactions hands the next one to a session that has no lock."""
+async def test_a_session_changing_proxy_is_detected(url: str, lost: Lost) -> None:
+    """A transaction pooler uses a session without a lock for the next transaction."""
     store = led(url, lost, timedelta(seconds=30))
     unlock = sa.text("SELECT pg_advisory_unlock_all()")
     await store.transact(lambda tx: tx.flushed_connection().execute(unlock) and None)  # type: ignore[attr-defined]
@@ -304,8 +304,8 @@ async def test_something_that_changes_sessions_is_noticed(url: str, lost: Lost) 
     await store.close()
 
 
-async def test_a_table_that_somebody_holds_is_an_outage_and_not_the_end(url: str, lost: Lost) -> None:
-    """Writes fail as StoreUnavailable until it is let go; the session stands."""
+async def test_a_locked_table_is_an_outage_but_not_the_end(url: str, lost: Lost) -> None:
+    """Writes fail as StoreUnavailable until it is unlocked; the session survives."""
     # Through a connection that waits less for locks than a server's own does: a test has no time.
     store = led(url, lost)
     await store.transact(lambda tx: tx.flushed_connection().execute(sa.text("SET lock_timeout = 100")) and None)  # type: ignore[attr-defined]
@@ -324,7 +324,7 @@ async def test_a_table_that_somebody_holds_is_an_outage_and_not_the_end(url: str
 
 
 async def test_a_missing_table_is_an_outage(url: str, store: SqlStore) -> None:
-    """It is no unit's fault: all that share the transaction are told that the store is away."""
+    """No unit is at fault: all that share the transaction learn that the store is unavailable."""
     one = closed()
     await store.transact(lambda tx: tx.add_runs([one]))
     with psycopg.connect(url, autocommit=True) as other:
@@ -340,8 +340,8 @@ async def test_a_missing_table_is_an_outage(url: str, store: SqlStore) -> None:
     assert await store.transact(lambda tx: tx.run(one.id)) == one
 
 
-async def test_a_refused_question_is_its_own_units_affair(store: SqlStore) -> None:
-    """After an error PostgreSQL takes nothing more in a transaction; those that shared it are kept all the same."""
+async def test_a_rejected_statement_fails_only_its_own_unit(store: SqlStore) -> None:
+    """After an error PostgreSQL rejects the rest of a transaction; the units that shared it are kept all the same."""
 
     def asks_for_nonsense(tx: Transaction) -> None:
         tx.append([event("nonsense")])
@@ -359,7 +359,7 @@ async def test_a_refused_question_is_its_own_units_affair(store: SqlStore) -> No
 
 
 async def test_an_election_is_won_once_the_database_answers(postgres: PostgresServer, url: str) -> None:
-    """While it takes no connections a server waits and says so; the history is read again afterwards too."""
+    """While it accepts no connections a server waits and reports it; the history is read again afterwards."""
     name = url.rpartition("/")[2]
     reading = postgresql.reader_engine(url)
     with reading.connect() as connection:

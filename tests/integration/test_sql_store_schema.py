@@ -61,8 +61,8 @@ def definitions(connection: sa.Connection) -> dict[str, list[str]]:
     }
 
 
-def test_the_migrations_make_exactly_the_schema(migrated: sa.Connection) -> None:
-    """Alembic finds no difference, and nor does a comparison of every table's and index's SQL."""
+def test_the_migrations_create_exactly_the_schema(migrated: sa.Connection) -> None:
+    """Alembic finds no difference, and a comparison of the SQL of all tables and indexes finds none."""
     assert compare_metadata(MigrationContext.configure(migrated, opts={"compare_type": True}), schema.metadata) == []
     with sa.create_engine("sqlite://").connect() as fresh:
         schema.metadata.create_all(fresh)
@@ -70,15 +70,15 @@ def test_the_migrations_make_exactly_the_schema(migrated: sa.Connection) -> None
 
 
 def test_head_is_the_last_migration(migrated: sa.Connection) -> None:
-    """The revision that the code asks for is the one that the migrations end at; there is one end."""
+    """The revision that the code requires is the last of the migrations, which have one head."""
     config = Config()
     config.set_main_option("script_location", str(revision.MIGRATIONS))
     assert ScriptDirectory.from_config(config).get_heads() == [schema.HEAD]
     assert revision.current(migrated) == schema.HEAD
 
 
-def test_a_database_of_a_newer_release_is_refused(url: str, migrated: sa.Connection) -> None:
-    """The server says so and does not touch it."""
+def test_a_database_of_a_newer_release_is_rejected(url: str, migrated: sa.Connection) -> None:
+    """The server reports it and does not change the database."""
     with migrated.begin():
         migrated.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(errors.ConfigurationError, match=r"'9999'.*a newer release"):
@@ -86,8 +86,8 @@ def test_a_database_of_a_newer_release_is_refused(url: str, migrated: sa.Connect
     assert revision.current(migrated) == "9999"
 
 
-def test_a_database_of_an_older_release_is_refused(url: str, migrated: sa.Connection) -> None:
-    """The server says which revision it has found, which it needs and which release to go through; it changes
+def test_a_database_of_an_older_release_is_rejected(url: str, migrated: sa.Connection) -> None:
+    """The server reports the found and required revisions and the release to go through; it changes
     nothing."""
     with migrated.begin():
         migrated.exec_driver_sql("UPDATE alembic_version SET version_num = '0017'")
@@ -99,7 +99,7 @@ def test_a_database_of_an_older_release_is_refused(url: str, migrated: sa.Connec
 
 
 async def test_a_store_of_the_first_schema_is_upgraded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its runs stay as they are, are no members, and new groups can be added."""
+    """Its runs stay unchanged and are not group members, and new groups can be added."""
     kept = closed()
     engine = database.writer_engine(sa.make_url(url), timedelta(seconds=1))
     with engine.connect() as connection, connection.begin():
@@ -147,8 +147,8 @@ async def newer(url: str) -> sa.Engine:
     return engine
 
 
-async def test_a_newer_schema_that_only_adds_is_worked_on(url: str, newer: sa.Engine) -> None:
-    """So servers of this release go on while those of the next come and go; nothing of the schema is changed."""
+async def test_a_newer_schema_that_only_adds_is_usable(url: str, newer: sa.Engine) -> None:
+    """Servers of this release continue during an upgrade; the schema is not changed."""
     store = SqlStore.open(url)
     one = closed()
     await store.transact(lambda tx: tx.save_alerts([heard()]))
@@ -159,8 +159,8 @@ async def test_a_newer_schema_that_only_adds_is_worked_on(url: str, newer: sa.En
         assert revision.current(connection) == "9999"
 
 
-async def test_a_newer_schema_that_has_gone_too_far_is_refused(url: str, newer: sa.Engine) -> None:
-    """It says which releases still work on it."""
+async def test_a_newer_schema_that_is_incompatible_is_rejected(url: str, newer: sa.Engine) -> None:
+    """The error names the releases that still support it."""
     with newer.begin() as connection:
         connection.exec_driver_sql("UPDATE identity SET readable_from = '9998'")
     with pytest.raises(errors.ConfigurationError, match=r"'9999'.*does not work on"):
@@ -168,7 +168,7 @@ async def test_a_newer_schema_that_has_gone_too_far_is_refused(url: str, newer: 
 
 
 async def test_an_interrupted_migration_leaves_an_empty_database(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Migrations are one transaction: the next start finds the database as it was and begins again."""
+    """Migrations are one transaction: the next start finds the database unchanged and starts again."""
     with monkeypatch.context() as broken:
         broken.setattr(revision, "_upgrade", _half_an_upgrade)
         with pytest.raises(RuntimeError):
@@ -184,7 +184,7 @@ def _half_an_upgrade(connection: sa.Connection) -> None:
 
 
 def test_a_start_with_nothing_to_migrate_does_not_import_alembic(url: str, migrated: sa.Connection) -> None:
-    """Its import would cost a good part of the second in which the server is to be ready."""
+    """The import would cost a good part of the second in which the server should be ready."""
     code = (
         "import sys, asyncio\n"
         "from trainmedic_server.adapters.sql_store.store import SqlStore\n"
@@ -195,15 +195,15 @@ def test_a_start_with_nothing_to_migrate_does_not_import_alembic(url: str, migra
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
-async def test_the_directory_is_made_for_its_owner_only(tmp_path: Path) -> None:
-    """Alerts and parameters are nobody else's business."""
+async def test_the_directory_is_accessible_only_to_its_owner(tmp_path: Path) -> None:
+    """Alerts and parameters are confidential."""
     store = SqlStore.open(f"sqlite:///{tmp_path}/a/state/trainmedic.db")
     await store.close()
     assert (tmp_path / "a" / "state").stat().st_mode & 0o777 == 0o700
 
 
-async def test_a_second_server_on_the_same_file_is_refused(url: str) -> None:
-    """It says who has the file; once that one is gone, the file can be opened again."""
+async def test_a_second_server_on_the_same_file_is_rejected(url: str) -> None:
+    """The error names the owner of the file; once it is gone, the file can be opened again."""
     store = SqlStore.open(url)
     with pytest.raises(errors.ConfigurationError, match=f"in use by the server with process id {os.getpid()}"):
         SqlStore.open(url)
@@ -212,7 +212,7 @@ async def test_a_second_server_on_the_same_file_is_refused(url: str) -> None:
     await again.close()
 
 
-def test_a_state_directory_that_cannot_be_made_is_named_with_its_settings(tmp_path: Path) -> None:
+def test_a_state_directory_that_cannot_be_created_is_named_with_its_settings(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     with pytest.raises(errors.ConfigurationError, match=r"state: File exists; set --state-dir or --database so that"):
         SqlStore.open(f"sqlite:///{tmp_path}/state/trainmedic.db")
@@ -221,14 +221,14 @@ def test_a_state_directory_that_cannot_be_made_is_named_with_its_settings(tmp_pa
 @pytest.mark.parametrize(
     "wrong", ["", "nonsense", "sqlite://", "sqlite:///:memory:", "mysql://host/db", "sqlite:////proc/none/x.db"]
 )
-def test_a_url_of_no_use_is_refused(wrong: str) -> None:
-    """With ConfigurationError, not an error of the library."""
+def test_an_unusable_url_is_rejected(wrong: str) -> None:
+    """The error is a ConfigurationError, not one of the library."""
     with pytest.raises(errors.ConfigurationError):
         SqlStore.open(wrong)
 
 
-def test_a_url_that_is_refused_does_not_show_its_password() -> None:
-    """A URL can carry one, and messages end up in logs."""
+def test_a_rejected_url_does_not_show_its_password() -> None:
+    """A URL can contain one, and messages end up in logs."""
     with pytest.raises(errors.ConfigurationError) as refused:
         SqlStore.open("mysql://user:hunter2@host/db")
     assert "hunter2" not in str(refused.value)
@@ -244,8 +244,8 @@ def test_a_url_that_is_refused_does_not_show_its_password() -> None:
         "sqlite:///{}/a\0b.db",
     ],
 )
-def test_a_url_that_no_engine_takes_is_an_error_of_the_configuration(tmp_path: Path, url: str) -> None:
-    """And no unexpected one."""
+def test_a_url_that_no_engine_accepts_is_a_configuration_error(tmp_path: Path, url: str) -> None:
+    """It is not an unexpected one."""
     with pytest.raises(errors.ConfigurationError, match=r"^the (run store|database)"):
         SqlStore.open(url.format(tmp_path))
 
@@ -283,7 +283,7 @@ def page_plan(migrated: sa.Connection, wanted: HistoryFilter, before: Any) -> li
 @pytest.mark.parametrize("before", [None, (at(5), "id")], ids=["first", "next"])
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_page_of_the_history_is_read_from_an_index_in_order(migrated: sa.Connection, name: str, before: Any) -> None:
-    """With any one filter: no sorting but of runs of the same moment, and no reading of what the page does not have."""
+    """With any one filter only runs of the same moment are sorted, and only the page's rows are read."""
     step, *ties = page_plan(migrated, HistoryFilter(**FILTERS[name]), before)
     assert "USING INDEX ix_runs_" in step
     assert ties in ([], ["USE TEMP B-TREE FOR RIGHT PART OF ORDER BY"]), "the runs of one moment are put in order"
@@ -297,7 +297,7 @@ def test_a_page_of_the_history_is_read_from_an_index_in_order(migrated: sa.Conne
 
 @pytest.mark.parametrize("before", [None, (at(5), "id")], ids=["first", "next"])
 def test_a_page_of_a_job_is_read_from_two_indexes(migrated: sa.Connection, before: Any) -> None:
-    """Of runs on it, and of the few runs with further targets."""
+    """One has the runs on it, the other the few runs with further targets."""
     steps = page_plan(migrated, HistoryFilter(job=("a",)), before)
     assert not [step for step in steps if step.startswith("SCAN runs") and "ix_runs_also" not in step], steps
     assert any("ix_runs_job (job=?" in step for step in steps)
@@ -317,14 +317,14 @@ def test_a_page_of_a_job_is_read_from_two_indexes(migrated: sa.Connection, befor
 )
 @pytest.mark.parametrize("before", [None, (at(5), "id")], ids=["first", "next"])
 def test_a_page_of_several_values_reads_no_table(migrated: sa.Connection, several: Any, before: Any) -> None:
-    """Each value's part comes from an index in its order; only their few rows are put in order again."""
+    """Each value's part comes from an index in its order; only their few rows are sorted."""
     steps = page_plan(migrated, HistoryFilter(**several), before)
     tables = ("runs", "touched_nodes", "orders")
     assert not [step for step in steps if step.startswith("SCAN") and step.split()[1] in tables]
 
 
 async def test_no_unit_of_work_reads_a_whole_table(url: str) -> None:
-    """Every statement of the transaction goes through an index, so that a storm costs what it is, not what there is."""
+    """Every statement uses an index, so that a storm's cost does not depend on the stored data."""
     store = SqlStore.open(url)
     traced: list[str] = []
     await store.transact(lambda tx: tx._connection.connection.set_trace_callback(traced.append))  # type: ignore[attr-defined]
@@ -385,10 +385,10 @@ def _everything_that_reads(tx: Transaction) -> None:
         ({"status": Status.NOT_STARTED, "decision": Decision.CAPACITY_LIMITED, "ended_at": at(1)}, schema.HEAD),
     ],
 )
-async def test_a_run_that_earlier_releases_cannot_read_makes_them_refuse_the_store(
+async def test_a_run_unreadable_by_earlier_releases_makes_them_reject_the_store(
     url: str, changes: dict[str, Any], readable_from: str
 ) -> None:
-    """They would fail on each page that has it."""
+    """They would fail on each page that contains it."""
     store, one = SqlStore.open(url), replace(run(), **changes)
     await store.transact(lambda tx: (tx.save_alerts([heard()]), tx.add_runs([one])))
     await store.close()

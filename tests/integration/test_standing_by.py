@@ -61,10 +61,10 @@ def metric(server: Server) -> str:
     return ""
 
 
-def test_one_works_and_the_other_stands_by(
+def test_one_server_leads_and_the_other_is_on_standby(
     tmp_path: Path, url: str, redis_url: str, nobody: tuple[str, list[object]]
 ) -> None:
-    """It lives and says why it waits, refuses what it cannot hand on, and calls no Redis until its turn comes."""
+    """The standby reports why it waits, rejects what it cannot forward, and uses no Redis until its turn."""
     quiet, calls = nobody
     with member(tmp_path / "one", PLAYBOOK, url, redis_url, advertise=False) as one:
         eventually(lambda: works(one), 60, "one works", 0.05)
@@ -91,8 +91,8 @@ def test_one_works_and_the_other_stands_by(
             eventually(lambda: calls, 60, "and calls its Redis")
 
 
-def test_a_server_that_stands_by_hands_on_what_it_is_asked(tmp_path: Path, url: str, redis_url: str) -> None:
-    """As it comes and as it is answered, errors and streams too; so a delivery to any of them is kept."""
+def test_a_standby_forwards_requests(tmp_path: Path, url: str, redis_url: str) -> None:
+    """Request and answer are unchanged, including errors and streams; so a delivery to any server is kept."""
     with (
         member(tmp_path / "one", PLAYBOOK, url, redis_url) as one,
         Job("llm", redis_url) as job,
@@ -122,8 +122,8 @@ def test_a_server_that_stands_by_hands_on_what_it_is_asked(tmp_path: Path, url: 
             eventually(lambda: job.done == ["job.scale_lr 0.5", "job.scale_lr 2"], 60, "undone", 0.05)
 
 
-def test_a_server_that_hung_and_wakes_does_nothing_more(tmp_path: Path, url: str, redis_url: str) -> None:
-    """Its command's answer, which comes after it has been replaced, is the other's; it ends, and the effect is one."""
+def test_a_server_that_hung_does_nothing_after_it_resumes(tmp_path: Path, url: str, redis_url: str) -> None:
+    """Its command's answer arrives after its replacement and goes to the successor; the effect happens once."""
     with (
         member(tmp_path / "one", PLAYBOOK, url, redis_url, *QUICK) as one,
         Job("llm", redis_url) as job,
@@ -153,8 +153,8 @@ def test_a_server_that_hung_and_wakes_does_nothing_more(tmp_path: Path, url: str
             eventually(lambda: looking.xlen("trainmedic:replies") == 0, 60, "every reply is settled", 0.05)
 
 
-def test_a_setting_that_is_wrong_ends_the_start(tmp_path: Path, url: str, redis_url: str) -> None:
-    """Before it waits for anything."""
+def test_a_wrong_setting_ends_the_start(tmp_path: Path, url: str, redis_url: str) -> None:
+    """It ends before it waits for anything."""
     with member(tmp_path / "one", PLAYBOOK, url.replace("trainmedic:", "nobody:"), redis_url, advertise=False) as one:
         assert one.program is not None
         assert one.program.process.wait(30) == 2

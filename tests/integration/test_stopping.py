@@ -15,10 +15,8 @@ from tests.support.messages import delivery
 from tests.support.programs import eventually
 
 
-def test_the_server_stops_with_streams_open_and_runs_in_flight_while_redis_is_down(
-    tmp_path: Path, own_redis: Any
-) -> None:
-    """A deployment does not wait for them; the next server takes them up."""
+def test_the_server_stops_with_open_streams_and_runs_while_redis_is_down(tmp_path: Path, own_redis: Any) -> None:
+    """A deployment does not wait for them; the next server resumes them."""
     redis = own_redis(tmp_path)
     redis.start()
     with Server(tmp_path / "server", PLAYBOOK, "--redis", redis.url) as server:
@@ -45,7 +43,7 @@ def test_the_server_stops_with_streams_open_and_runs_in_flight_while_redis_is_do
 
 
 def test_the_server_stops_while_its_store_is_locked(tmp_path: Path, redis_url: str) -> None:
-    """With a delivery that waits for the store, and a run whose outcome cannot be written; both are made up for."""
+    """A delivery waits for the store and a run's outcome cannot be written; both are completed later."""
     with Server(tmp_path, PLAYBOOK, "--redis", redis_url) as server, Job("llm", redis_url) as job:
         job.hold()
         assert server.ask("/webhook", delivery("Spike", "llm")).status == 200
@@ -60,7 +58,7 @@ def test_the_server_stops_while_its_store_is_locked(tmp_path: Path, redis_url: s
         assert job.done == ["job.scale_lr 0.5", "job.checkpoint"]
 
 
-def test_a_second_server_on_the_same_state_is_refused(tmp_path: Path, redis_url: str) -> None:
+def test_a_second_server_on_the_same_state_is_rejected(tmp_path: Path, redis_url: str) -> None:
     """It names the first, ends with a status of its own, and leaves it undisturbed."""
     with Server(tmp_path, PLAYBOOK, "--redis", redis_url) as server:
         assert server.program is not None

@@ -55,10 +55,10 @@ def no_room(server: Server) -> Iterator[None]:
     ("failing", "told"),
     [(locked, "does not answer"), (no_room, "cannot be used: its disk fails; it may be full or read-only")],
 )
-def test_a_store_that_cannot_be_written_refuses_deliveries_and_loses_no_outcome(
+def test_an_unwritable_store_rejects_deliveries_and_loses_no_outcome(
     tmp_path: Path, redis_server: RedisServer, failing: object, told: str
 ) -> None:
-    """503 with Retry-After and not ready, until it can be written again; then the run goes on where it was."""
+    """It answers 503 with Retry-After and is not ready until writes work; then the run continues."""
     assert callable(failing)
     with (
         Server(tmp_path, PLAYBOOK, "--redis", redis_server.url) as server,

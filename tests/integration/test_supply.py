@@ -48,8 +48,8 @@ def pins(lock: str) -> dict[str, str]:
         ("sdk", "trainmedic"),
     ],
 )
-def test_the_bill_of_a_wheel_lists_exactly_the_pins_with_their_hashes(package: str, distribution: str) -> None:
-    """It is of the wheel's own version, and holds to CycloneDX's schema."""
+def test_the_sbom_of_a_wheel_lists_exactly_the_pins_with_their_hashes(package: str, distribution: str) -> None:
+    """It has the wheel's version and is valid under CycloneDX's schema."""
     bom = sbom.of_wheel(package)
     assert JsonStrictValidator(sbom.SCHEMA).validate_str(json.dumps(bom)) is None
     about = bom["metadata"]["component"]
@@ -61,8 +61,8 @@ def test_the_bill_of_a_wheel_lists_exactly_the_pins_with_their_hashes(package: s
     assert len(depends["dependsOn"]) == len(listed)
 
 
-def test_the_wheels_have_their_bills_within_and_beside(tmp_path: Path) -> None:
-    """Where PEP 770 wants it, and on the wheel's own list of its files."""
+def test_the_wheels_have_their_sboms_inside_and_next_to_them(tmp_path: Path) -> None:
+    """The place is that of PEP 770, and the wheel's own file list contains it."""
     script = ROOT / "scripts" / "build-wheels"
     done = subprocess.run([script, tmp_path], check=False, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -113,8 +113,8 @@ def _has_console(wheel: zipfile.ZipFile) -> None:
     assert sum(info.compress_size for info in wheel.infolist() if info.filename.startswith(inside)) < 250_000
 
 
-def test_the_bill_of_an_image_lists_python_and_debian_packages_too(tmp_path: Path) -> None:
-    """Of dpkg's list what is installed; a package that was removed and left its configuration is not there."""
+def test_the_sbom_of_an_image_lists_python_and_debian_packages_too(tmp_path: Path) -> None:
+    """It has the packages that dpkg lists as installed, not removed ones whose configuration is left."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "os-release").write_text('ID=debian\nVERSION_ID="12"\nVERSION="12 (bookworm)"\n')
     (tmp_path / "var" / "lib" / "dpkg").mkdir(parents=True)
@@ -150,15 +150,13 @@ BROKEN = {"name": "c", "version": "1", "vulns": [{"id": "PYSEC-1", "fix_versions
         ([BROKEN, SKIPPED], audit.VULNERABLE),
     ],
 )
-def test_a_package_that_was_not_checked_is_not_taken_for_a_good_one(
-    dependencies: list[dict[str, Any]], status: int
-) -> None:
-    """pip-audit itself ends well where it has skipped everything."""
+def test_an_unchecked_package_is_not_reported_as_good(dependencies: list[dict[str, Any]], status: int) -> None:
+    """pip-audit itself succeeds even if it has skipped everything."""
     assert audit.reading(dependencies, "pypi").status == status
 
 
-def test_a_database_that_cannot_be_reached_is_told_apart(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """With a status of its own, and in words."""
+def test_an_unreachable_database_is_distinguished(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """It has a status and a message of its own."""
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nothing listens
     assert audit.main([ROOT / "requirements" / "sdk.txt"]) == audit.NOT_CHECKED

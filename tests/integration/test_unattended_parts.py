@@ -23,8 +23,8 @@ from tests.support.programs import ROOT  # noqa: E402 (needs torch)
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to initialize NumPy")
 
 
-def test_the_faults_are_as_many_of_each_kind_as_can_be() -> None:
-    """In one order per seed, away from both ends, never two at once, none with a repair of one of the two before."""
+def test_the_faults_are_as_evenly_divided_among_kinds_as_possible() -> None:
+    """The seed sets the order: away from both ends, never two at once, no repair of one of the two before."""
     plan = faults.plan(100, 15_700, seed=1)
     counts = Counter(fault.kind for fault in plan)
     assert counts.keys() == set(faults.KINDS)
@@ -60,8 +60,8 @@ def due(tmp_path: Path) -> Due:
     return make
 
 
-def test_a_slow_rank_is_slow_for_the_machine_that_it_is_on(due: Due, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By some milliseconds, or where steps are long by more than such a step."""
+def test_a_slow_rank_is_slow_relative_to_its_machine(due: Due, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is slower by some milliseconds, or by more than one step if steps are long."""
     waited: list[float] = []
     one, _, _ = due(faults.SLOW)
     monkeypatch.setattr("benchmarks.unattended.faults.time.sleep", waited.append)
@@ -70,8 +70,8 @@ def test_a_slow_rank_is_slow_for_the_machine_that_it_is_on(due: Due, monkeypatch
     assert waited == [faults.SLOW_SECONDS, faults.SLOW_FACTOR]
 
 
-def test_poison_is_in_the_data_however_often_it_is_met(due: Due) -> None:
-    """The same batches, also after going back; not those before and after."""
+def test_poison_stays_in_the_data_on_every_pass(due: Due) -> None:
+    """It affects the same batches, even after a rollback; those before and after are clean."""
     one, optimizer, model = due(faults.POISON)
     labels = torch.zeros(4, 8, dtype=torch.long)
     one.begin(8, 38, model, optimizer)
@@ -81,22 +81,22 @@ def test_poison_is_in_the_data_however_often_it_is_met(due: Due) -> None:
 
 
 def test_nan_is_in_the_loss_of_a_few_batches(due: Due) -> None:
-    """As from a sample that overflows."""
+    """It imitates a sample that overflows."""
     one, _, _ = due(faults.NAN)
     assert math.isnan(float(one.spoil_loss(41, torch.tensor(2.0))))
     assert float(one.spoil_loss(40 + faults.NAN_BATCHES, torch.tensor(2.0))) == 2.0
 
 
-def test_a_rate_jumps_once_and_stays_where_the_optimizer_has_it(due: Due) -> None:
-    """Until the optimizer's state is put back."""
+def test_a_rate_jumps_once_and_stays_in_the_optimizer(due: Due) -> None:
+    """It stays until the optimizer's state is restored."""
     one, optimizer, model = due(faults.RATE)
     one.begin(11, 41, model, optimizer)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * faults.RATE_FACTOR)
 
 
 @pytest.mark.parametrize("at", [50, faults.EXPLODING_STEPS + 50])
-def test_gradients_explode_for_some_steps_and_until_the_training_goes_back(due: Due, at: int) -> None:
-    """To ten thousand, and then no more."""
+def test_gradients_explode_for_some_steps_and_until_a_rollback(due: Due, at: int) -> None:
+    """They grow to ten thousand, and no further."""
     one, _, model = due(faults.EXPLOSION)
 
     def explodes() -> bool:
@@ -112,7 +112,7 @@ def test_gradients_explode_for_some_steps_and_until_the_training_goes_back(due: 
 
 
 def test_a_bit_flips_in_one_weight(due: Due) -> None:
-    """It becomes sixteen times as large or as small; nothing else changes, and nothing is told."""
+    """It becomes sixteen times as large or as small; nothing else changes, and nothing is reported."""
     torch.manual_seed(0)
     before = torch.nn.Linear(3, 3).weight.detach().clone()
     torch.manual_seed(0)
@@ -122,7 +122,7 @@ def test_a_bit_flips_in_one_weight(due: Due) -> None:
 
 
 def test_a_fault_happens_once_over_restarts_and_its_data_stay_bad(due: Due, tmp_path: Path) -> None:
-    """A new process knows it by what the first has written down."""
+    """A new process knows the fault from the record of the first."""
     due(faults.POISON)
     ground = faults.Ground(None, lambda fault, details: pytest.fail("it happens again"), tmp_path)
     model = torch.nn.Linear(3, 3)
@@ -131,8 +131,8 @@ def test_a_fault_happens_once_over_restarts_and_its_data_stay_bad(due: Due, tmp_
     assert bool(again.spoil(45, torch.zeros(4, 8, dtype=torch.long), 90).any())
 
 
-def test_the_text_is_the_projects_own_and_held_out_in_part() -> None:
-    """Enough of it, and the same each time."""
+def test_the_text_is_the_projects_own_and_partly_held_out() -> None:
+    """There is enough of it, and it is the same each time."""
     text = corpus.load()
     assert len(text.training) > 500_000
     assert 0.05 < len(text.validation) / len(text.training) < 0.15
@@ -190,8 +190,8 @@ def executed(*steps: int) -> list[Execution]:
 STEPS = executed(*range(100))
 
 
-def test_each_phase_is_the_time_since_the_one_before() -> None:
-    """From the fault on."""
+def test_each_phase_is_the_time_since_the_previous_one() -> None:
+    """The first starts at the fault."""
     [account] = phases.accounts([fault(0, 10), finished(100, 99)], STEPS, [run(15)])
     assert dict(account.seconds) == pytest.approx(
         {"alert": 5, "accept": 1, "decide": 1, "act": 2, "applied": 3, "verified": 4}
@@ -200,8 +200,8 @@ def test_each_phase_is_the_time_since_the_one_before() -> None:
     assert not account.told_people
 
 
-def test_a_run_belongs_to_the_fault_before_it() -> None:
-    """And a fault that nobody noticed is not repaired, nor one that nothing was done about, nor one whose run failed,
+def test_a_run_belongs_to_the_preceding_fault() -> None:
+    """A fault that was not noticed or treated is not repaired, nor one whose run failed,
     nor the last one of a run that did not come to its end."""
     coming = [fault(0, 10), fault(1, 40, step=40), fault(2, 70, step=70), fault(3, 80, step=80)]
     idle = {**run(82), "steps": []}
@@ -211,8 +211,8 @@ def test_a_run_belongs_to_the_fault_before_it() -> None:
     assert not phases.accounts(coming[:1], STEPS, [run(15)])[0].is_repaired
 
 
-def test_ranks_that_differ_at_the_next_fault_are_no_repair() -> None:
-    """However well the run ended."""
+def test_ranks_that_differ_at_the_next_fault_are_not_a_repair() -> None:
+    """This holds however well the run ended."""
     [account] = phases.accounts([fault(0, 10), finished(100, 99, agree=False)], STEPS, [run(15)])
     assert not account.is_repaired
 
@@ -227,8 +227,10 @@ def test_ranks_that_differ_at_the_next_fault_are_no_repair() -> None:
         ("step-00000012", 12, True),
     ],
 )
-def test_what_ends_the_processes_is_repaired_by_going_on(loaded: str | None, step: int, is_repaired: bool) -> None:
-    """From any checkpoint but the one that was spoiled. One of its step, or a newer one, can have been on its way to
+def test_faults_that_end_the_processes_are_repaired_by_resuming(
+    loaded: str | None, step: int, is_repaired: bool
+) -> None:
+    """Any checkpoint but the spoiled one counts. One of its step, or a newer one, can have been on its way to
     the disk."""
     resumed = {"event": "resumed", "time": BEGINNING + 20, "step": step, "checkpoint": loaded}
     spoiled = fault(0, 10, faults.BAD_CHECKPOINT, of=10, checkpoint="memory-step-00000010-a")
@@ -242,7 +244,7 @@ def event(name: str, seconds: float, **more: Any) -> dict[str, Any]:
 
 
 def test_a_restart_is_divided_by_its_slowest_node_and_rank() -> None:
-    """From the fault to the first step after the checkpoint, whatever attempts failed in between."""
+    """It runs from the fault to the first step after the checkpoint, over failed attempts in between."""
     ranks = [event("process", 30 + rank, rank=rank, began=BEGINNING + 24 + rank) for rank in range(4)]
     ended = [event(launches.ENDED, seconds, node="node-0") for seconds in (13, 17)]
     began = [event(launches.BEGAN, seconds, node="node-1") for seconds in (15, 20)]
@@ -257,7 +259,7 @@ def test_a_restart_is_divided_by_its_slowest_node_and_rank() -> None:
 
 
 def test_launches_are_seen_in_output_and_directories(tmp_path: Path) -> None:
-    """Each once; a line counts when it is whole."""
+    """Each counts once; a line counts when it is complete."""
     journal, output, logs = Journal(tmp_path / "journal"), tmp_path / "node.log", tmp_path / "logs"
     watch = launches.LaunchWatch(journal, "node-0", output, logs)
     watch.look()
@@ -275,7 +277,7 @@ def test_launches_are_seen_in_output_and_directories(tmp_path: Path) -> None:
 
 
 def test_two_revisions_are_given_the_same_faults_in_turns() -> None:
-    """Each turn has each kind once, batches of its own, and numbers that no other turn has."""
+    """Each turn has each kind once, its own batches, and numbers that no other turn has."""
     kinds = [faults.KILL_RANK, faults.KILL_NODE]
     plan = Plan(1000, 0.05, 30, 50, 7, faults.plan(6, 1000, 7, kinds))
     turns = beside.turns(plan)
@@ -285,16 +287,14 @@ def test_two_revisions_are_given_the_same_faults_in_turns() -> None:
 
 
 def test_a_revision_runs_with_its_own_sdk_and_server() -> None:
-    """It comes first on the path of imports, before this checkout, which has the benchmark."""
+    """It comes first on the import path, before this checkout, which has the benchmark."""
     tree = Tree(Path("/other"))
     assert tree.python_path.split(os.pathsep) == ["/other/app", "/other/agent", "/other/logs", "/other/sdk", str(ROOT)]
     assert HERE.keeps_warm
 
 
-def test_a_checkpoint_that_is_deleted_meanwhile_was_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Old ones are, while the disk is watched: here between the look at its marker and that at its time."""
+def test_a_checkpoint_deleted_during_the_check_was_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old ones are deleted, here between the check of the marker and that of its time."""
     (tmp_path / "step-00000100").mkdir()
     assert intruder.written_at(tmp_path / "step-00000100") == 0.0
     monkeypatch.setattr("benchmarks.unattended.intruder.checkpoints.completion", lambda path: 100)
@@ -302,8 +302,8 @@ def test_a_checkpoint_that_is_deleted_meanwhile_was_not_written(
     assert intruder.written_at(tmp_path / "step-00000050") == 0.0
 
 
-def test_what_was_done_again_is_lost() -> None:
-    """Steps from before the fault, and those that it had spoiled; and the time beyond that of steps that count."""
+def test_repeated_work_is_lost() -> None:
+    """These are steps from before the fault, those that it spoiled, and time beyond that of steps that count."""
     steps = executed(*range(15), *range(8, 20))
     [account] = phases.accounts([fault(0, 10), finished(27, 19)], steps, [run(12)])
     assert (account.steps_lost, account.good_steps_lost) == (7, 2)
@@ -311,14 +311,14 @@ def test_what_was_done_again_is_lost() -> None:
     assert phases.effective(steps) == pytest.approx(20 / 27)
 
 
-def test_what_people_had_to_be_told_is_counted() -> None:
+def test_messages_to_people_are_counted() -> None:
     """Unattended means that nobody was needed."""
     [account] = phases.accounts([fault(0, 10), finished(100, 99)], STEPS, [run(15, "failed", notified=True)])
     assert account.told_people
 
 
-def test_a_slow_machine_is_told_apart_from_the_faults() -> None:
-    """It is nobody's fault of the plan, but it is not kept quiet."""
+def test_a_slow_machine_is_distinguished_from_the_faults() -> None:
+    """It is no planned fault, but it is reported."""
     slow = {**run(15, "failed", notified=True), "playbook": "training-throughput-drop", "action_taken": None}
     [account] = phases.accounts([fault(0, 10), finished(100, 99)], STEPS, [run(12), slow])
     assert account.is_repaired

@@ -87,8 +87,8 @@ def slowed(server: Server) -> dict[str, Any]:
     return fired
 
 
-def test_what_is_in_force_is_undone_whatever_the_memory_says(tmp_path: Path, redis_url: str) -> None:
-    """Somebody has deleted the note of the command, the only one, and the job is another process: its own record of
+def test_an_active_effect_is_undone_whatever_the_memory_says(tmp_path: Path, redis_url: str) -> None:
+    """The only note of the command is deleted, and the job is another process: its own record of
     what is in force counts first."""
     factors: dict[str, float] = {}
     with Server(tmp_path, PLAYBOOK, "--redis", redis_url) as server:
@@ -103,8 +103,8 @@ def test_what_is_in_force_is_undone_whatever_the_memory_says(tmp_path: Path, red
         assert factors == {}
 
 
-def test_what_is_of_another_type_in_redis_keeps_no_command_from_a_job(tmp_path: Path, redis_url: str) -> None:
-    """Whoever put it under the keys of the job's memory."""
+def test_a_key_of_another_type_in_redis_blocks_no_command(tmp_path: Path, redis_url: str) -> None:
+    """The keys are those of the job's memory."""
     with redis.Redis.from_url(redis_url) as client:
         client.rpush("trainmedic:memory-since:job:llm", "x")
     with Server(tmp_path, PLAYBOOK, "--redis", redis_url) as server, Job("llm", redis_url) as job:
@@ -112,10 +112,8 @@ def test_what_is_of_another_type_in_redis_keeps_no_command_from_a_job(tmp_path: 
     assert job.done == ["job.scale_lr 0.5"]
 
 
-def test_a_job_that_has_forgotten_the_command_leaves_its_undo_owed_until_a_person_closes_it(
-    tmp_path: Path, redis_url: str
-) -> None:
-    """Redis came back empty, and the job is another process: it cannot know. People see why, and close it."""
+def test_the_undo_of_a_forgotten_command_stays_pending_until_closed_manually(tmp_path: Path, redis_url: str) -> None:
+    """Redis came back empty and the job is another process, so it cannot know. Users see the reason and close it."""
     with Server(tmp_path, PLAYBOOK, "--redis", redis_url) as server:
         with Job("llm", redis_url) as job:
             fired = slowed(server)
@@ -149,10 +147,8 @@ def test_a_job_that_has_forgotten_the_command_leaves_its_undo_owed_until_a_perso
             assert restarted.done == []
 
 
-def test_a_job_with_a_record_of_what_is_in_force_takes_it_back_though_its_memory_is_lost(
-    tmp_path: Path, redis_url: str
-) -> None:
-    """What is in force counts, and not what is remembered of commands."""
+def test_a_job_with_a_record_of_active_effects_reverts_them_without_its_memory(tmp_path: Path, redis_url: str) -> None:
+    """The active effects count, not the remembered commands."""
     factors: dict[str, float] = {}
     with Server(tmp_path, PLAYBOOK, "--redis", redis_url) as server:
         with RecordingJob("llm", redis_url, factors):
@@ -165,8 +161,8 @@ def test_a_job_with_a_record_of_what_is_in_force_takes_it_back_though_its_memory
         assert factors == {}
 
 
-def test_a_job_that_began_anew_says_that_nothing_is_in_force(tmp_path: Path, redis_url: str) -> None:
-    """That is certain, though the server has it on record as applied."""
+def test_a_restarted_job_reports_that_nothing_is_active(tmp_path: Path, redis_url: str) -> None:
+    """This is certain, although the server has it recorded as applied."""
     with Server(tmp_path, PLAYBOOK, "--redis", redis_url) as server:
         with RecordingJob("llm", redis_url, {}):
             fired = slowed(server)
@@ -181,10 +177,8 @@ def test_a_job_that_began_anew_says_that_nothing_is_in_force(tmp_path: Path, red
     }
 
 
-def test_a_command_that_never_came_has_nothing_to_undo_also_for_the_next_process(
-    tmp_path: Path, redis_url: str
-) -> None:
-    """As long as Redis has lost nothing since before the command was issued."""
+def test_a_command_that_never_arrived_has_nothing_to_undo_even_after_a_restart(tmp_path: Path, redis_url: str) -> None:
+    """Redis must have lost nothing since before the command was issued."""
     hasty = PLAYBOOK.replace("20s", "1s")
     with Server(tmp_path, hasty, "--redis", redis_url) as server:
         with Job("llm", redis_url) as first, redis.Redis.from_url(redis_url) as client:
@@ -199,10 +193,10 @@ def test_a_command_that_never_came_has_nothing_to_undo_also_for_the_next_process
         assert first.done + second.done == []
 
 
-def test_an_undo_that_is_refused_for_its_signature_is_carried_out_once_the_keys_agree(
+def test_an_undo_rejected_for_its_signature_is_executed_once_the_keys_agree(
     tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job got a key before the server did, and then goes back to none. Its refusal is answered, and believed."""
+    """The job got a key before the server did, then drops it again. Its refusal is answered, and trusted."""
     with Server(tmp_path, PLAYBOOK, "--redis", redis_url) as server:
         with Job("llm", redis_url) as job:
             fired = slowed(server)
@@ -225,7 +219,7 @@ def memory(redis_url: str) -> Callable[[], Any]:
     return lambda: CommandMemory("job:llm", new_id())
 
 
-def test_a_memory_is_whole_only_as_long_as_redis_has_lost_nothing(
+def test_a_memory_is_complete_only_while_redis_has_lost_nothing(
     tmp_path: Path, own_redis: Any, memory: Callable[[], Any]
 ) -> None:
     """Another process of the job knows what never came. After a restart of Redis, which may have lost its last writes,

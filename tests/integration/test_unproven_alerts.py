@@ -44,8 +44,8 @@ def post(url: str, labels: dict[str, str], annotations: dict[str, str]) -> list[
         return runs
 
 
-def test_what_was_refused_is_in_the_status_and_in_why(command_line: CommandLine) -> None:
-    """Once for each alertname and playbook, with how often and what to do; a rule of others and one of an earlier
+def test_rejections_are_in_the_status_and_in_why(command_line: CommandLine) -> None:
+    """They are listed per alertname and playbook, with count and advice; a foreign rule and one of an earlier
     release are told apart."""
     before = command_line.run("status")
     assert "NO PROOF" not in before.out
@@ -68,14 +68,14 @@ def test_what_was_refused_is_in_the_status_and_in_why(command_line: CommandLine)
     assert 'it does not carry trainmedic_rule="1"' in why
 
 
-def test_a_label_that_only_own_alerts_have_is_no_proof_from_outside(command_line: CommandLine) -> None:
-    """It is renamed on the way in, so the playbook for what a kernel logged does not react."""
+def test_a_label_reserved_for_own_alerts_is_not_accepted_from_outside(command_line: CommandLine) -> None:
+    """It is renamed on arrival, so the playbook for a kernel message does not react."""
     labels = {"alertname": "GPUXidLogged", "node": "gpu-72", "severity": "critical", "source": "log", "xid": "79"}
     assert post(command_line.url, labels, {}) == []
 
 
-def test_an_alert_that_proves_enough_starts_a_run(command_line: CommandLine) -> None:
-    """By the label of the shipped rules, or by its code."""
+def test_an_alert_with_enough_proof_starts_a_run(command_line: CommandLine) -> None:
+    """The proof is the label of the shipped rules, or its code."""
     proven = {"alertname": "GPUMissing", "node": "gpu-73", "trainmedic_rule": "1"}
     by_code = {"alertname": "GPUXidError", "node": "gpu-74", "UUID": "GPU-90ab", "err_code": "95"}
     assert [run["playbook"] for labels in (proven, by_code) for run in post(command_line.url, labels, {})] == [

@@ -26,7 +26,7 @@ def parts(url: str) -> dict[str, Any]:
 
 
 def test_a_wrong_url_is_shown_before_it_is_needed(tmp_path: Path) -> None:
-    """The right ones answer. A server without any shows none."""
+    """Valid ones answer. A server without any shows none."""
     config, routes = tmp_path / "prometheus.yml", tmp_path / "alertmanager.yml"
     config.write_text("global: {scrape_interval: 1h}\n")
     routes.write_text("route: {receiver: none}\nreceivers: [{name: none}]\n")

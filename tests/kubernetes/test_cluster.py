@@ -25,7 +25,7 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.cluster import NODES, PODS, Ref
 
 
-async def test_an_object_is_read_as_it_was_made(world: World) -> None:
+async def test_an_object_is_read_as_it_was_created(world: World) -> None:
     """What `create` returns, `get` and `list` return too."""
     node = await world.node()
     found = await world.cluster.get(node)
@@ -34,8 +34,8 @@ async def test_an_object_is_read_as_it_was_made(world: World) -> None:
     assert [one["metadata"]["uid"] for one in listed] == [found["metadata"]["uid"]]
 
 
-async def test_what_does_not_exist_is_said_to_be_missing(world: World) -> None:
-    """Reading and changing raise ObjectMissing, which no retry mends."""
+async def test_a_missing_object_is_reported_as_missing(world: World) -> None:
+    """Reading and changing raise ObjectMissing, which no retry fixes."""
     nobody = Ref(NODES, f"nobody-{world.tag}")
     with pytest.raises(ObjectMissing, match="Node nobody"):
         await world.cluster.get(nobody)
@@ -43,8 +43,8 @@ async def test_what_does_not_exist_is_said_to_be_missing(world: World) -> None:
         await world.cluster.patch(nobody, {"spec": {"unschedulable": True}})
 
 
-async def test_a_name_that_is_taken_is_told_apart(world: World) -> None:
-    """A second object of one name is refused with ObjectExists."""
+async def test_an_occupied_name_is_distinguished(world: World) -> None:
+    """A second object of one name is rejected with ObjectExists."""
     node = await world.node()
     with pytest.raises(ObjectExists):
         await world.cluster.create(NODES, None, {"metadata": {"name": node.name}})
@@ -60,16 +60,16 @@ async def test_a_patch_with_an_old_version_changes_nothing(world: World) -> None
     assert not (await world.cluster.get(node)).get("spec", {}).get("unschedulable")
 
 
-async def test_the_server_notes_which_fields_are_ours(world: World) -> None:
-    """managedFields names `trainmedic` as the one who set a field."""
+async def test_the_server_records_which_fields_are_ours(world: World) -> None:
+    """managedFields names `trainmedic` as the manager of a field."""
     node = await world.node()
     found = await world.cluster.patch(node, {"spec": {"unschedulable": True}})
     ours = [entry for entry in found["metadata"]["managedFields"] if entry["manager"] == "trainmedic"]
     assert any("f:unschedulable" in entry["fieldsV1"].get("f:spec", {}) for entry in ours)
 
 
-async def test_deleting_what_is_gone_is_fine_and_another_of_its_name_is_left(world: World) -> None:
-    """A deletion is of one uid: it can be repeated, and never meets a successor of the same name."""
+async def test_deleting_a_missing_object_succeeds_and_spares_its_successor(world: World) -> None:
+    """A deletion names one UID: it can be repeated, and never affects a successor of the same name."""
     node = await world.node()
     pod = await world.pod("one", node)
     uid = (await world.cluster.get(pod))["metadata"]["uid"]
@@ -81,7 +81,7 @@ async def test_deleting_what_is_gone_is_fine_and_another_of_its_name_is_left(wor
     assert await world.exists(pod)
 
 
-async def test_an_eviction_that_a_budget_forbids_is_told_apart_from_an_overloaded_server(world: World) -> None:
+async def test_an_eviction_blocked_by_a_budget_is_distinguished_from_overload(world: World) -> None:
     """Both are answered 429; only the first is EvictionBlocked."""
     node = await world.node()
     pod = await world.pod("one", node, labels={"app": "guarded"})
@@ -93,7 +93,7 @@ async def test_an_eviction_that_a_budget_forbids_is_told_apart_from_an_overloade
 
 
 async def test_an_evicted_pod_ends_in_its_own_time(world: World) -> None:
-    """Eviction asks; the pod is marked and stays until its kubelet has ended it."""
+    """The pod is marked and stays until its kubelet has ended it."""
     node = await world.node()
     pod = await world.pod("one", node)
     uid = (await world.cluster.get(pod))["metadata"]["uid"]
@@ -102,7 +102,7 @@ async def test_an_evicted_pod_ends_in_its_own_time(world: World) -> None:
     assert marked["metadata"]["deletionGracePeriodSeconds"] == 20
 
 
-async def test_an_event_is_left_on_the_object(world: World) -> None:
+async def test_an_event_is_recorded_on_the_object(world: World) -> None:
     """`record` makes an Event that names the object by kind, name and uid."""
     node = await world.node()
     found = await world.cluster.get(node)
@@ -113,8 +113,8 @@ async def test_an_event_is_left_on_the_object(world: World) -> None:
     ]
 
 
-async def test_a_long_list_comes_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list in pages is put together."""
+async def test_a_long_list_is_complete(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of a list are combined."""
     monkeypatch.setattr("trainmedic_server.adapters.kubernetes_cluster.PAGE", 3)
     node = await world.node()
     for number in range(8):
@@ -123,10 +123,10 @@ async def test_a_long_list_comes_whole(world: World, monkeypatch: pytest.MonkeyP
     assert [one["metadata"]["name"] for one in found] == [f"pod-{number}" for number in range(8)]
 
 
-async def test_a_list_whose_continuation_expires_begins_again(
+async def test_a_list_whose_continuation_expires_starts_again(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the way through a long list the API server forgot where it was."""
+    """The API server discards the position in the middle of a long list."""
     monkeypatch.setattr("trainmedic_server.adapters.kubernetes_cluster.PAGE", 3)
     node = await world.node()
     for number in range(8):
@@ -148,7 +148,7 @@ async def test_a_list_whose_continuation_expires_begins_again(
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 async def test_a_failing_server_is_temporary(world: World, stand_in: ApiServer, status: int) -> None:
-    """An overloaded or failing API server is worth another try, after the time that it names."""
+    """An overloaded or failing API server is worth a retry after the time that it states."""
     node = await world.node()
     stand_in.faults.append(Fault(status, retry_after=7))
     with pytest.raises(ClusterUnavailable) as caught:
@@ -157,16 +157,16 @@ async def test_a_failing_server_is_temporary(world: World, stand_in: ApiServer, 
     assert (await world.cluster.get(node))["metadata"]["name"] == node.name
 
 
-async def test_a_server_that_is_away_is_temporary(world: World, stand_in: ApiServer) -> None:
-    """A connection that is cut is ClusterUnavailable, and the next call after the outage works."""
+async def test_an_unavailable_server_is_temporary(world: World, stand_in: ApiServer) -> None:
+    """A cut connection is ClusterUnavailable, and the next call after the outage works."""
     node = await world.node()
     with stand_in.outage(), pytest.raises(ClusterUnavailable):
         await world.cluster.get(node)
     await world.cluster.check()
 
 
-async def test_a_connection_that_cannot_be_trusted_says_why(world: World, stand_in: ApiServer, tmp_path: Path) -> None:
-    """No TLS on the other side, and nobody there at all, are told apart; both are worth another try."""
+async def test_an_untrusted_connection_gives_the_reason(world: World, stand_in: ApiServer, tmp_path: Path) -> None:
+    """A peer without TLS and a missing one are distinguished; both are worth a retry."""
     told = []
     for server in (stand_in.url.replace("http://", "https://"), "https://127.0.0.1:1"):
         config = stand_in.kubeconfig()
@@ -182,8 +182,8 @@ async def test_a_connection_that_cannot_be_trusted_says_why(world: World, stand_
     assert "127.0.0.1:1 cannot be reached" in told[1]
 
 
-async def test_what_our_account_may_not_do_is_permanent(world: World, stand_in: ApiServer) -> None:
-    """A 403 says who may not do what; no retry mends it."""
+async def test_a_forbidden_operation_is_permanent(world: World, stand_in: ApiServer) -> None:
+    """A 403 states the account and the operation; no retry fixes it."""
     node = await world.node()
     stand_in.rules = [Rule("", "nodes", frozenset({"get"}))]
     await world.cluster.get(node)
@@ -192,7 +192,7 @@ async def test_what_our_account_may_not_do_is_permanent(world: World, stand_in: 
     stand_in.rules = None
 
 
-async def test_a_watch_tells_changes_until_it_breaks(world: World, stand_in: ApiServer) -> None:
+async def test_a_watch_reports_changes_until_it_breaks(world: World, stand_in: ApiServer) -> None:
     """Each change after the list's version comes once; a lost connection is ClusterUnavailable."""
     node = await world.node()
     _, version = await world.cluster.list_at(PODS)
@@ -212,8 +212,8 @@ async def test_a_watch_tells_changes_until_it_breaks(world: World, stand_in: Api
     assert seen == [("ADDED", "one"), ("MODIFIED", "one")]
 
 
-async def test_a_watch_tells_of_objects_of_any_size(world: World) -> None:
-    """Annotations may come to 256 KiB, and an object comes in one line."""
+async def test_a_watch_reports_objects_of_any_size(world: World) -> None:
+    """Annotations may be up to 256 KiB, and an object comes in one line."""
     pod = await world.pod("one", await world.node())
     _, version = await world.cluster.list_at(PODS)
     await world.cluster.patch(pod, {"metadata": {"annotations": {"example.com/large": "x" * 250_000}}})
@@ -224,8 +224,8 @@ async def test_a_watch_tells_of_objects_of_any_size(world: World) -> None:
     assert len(found["metadata"]["annotations"]["example.com/large"]) == 250_000
 
 
-async def test_a_watch_from_too_long_ago_says_so(world: World, stand_in: ApiServer) -> None:
-    """ObjectChanged: list again. When a real server forgets is its own business."""
+async def test_a_watch_from_an_expired_version_reports_it(world: World, stand_in: ApiServer) -> None:
+    """ObjectChanged means to list again. Real servers decide themselves when a version expires."""
     _, version = await world.cluster.list_at(PODS)
     stand_in.objects.forget_the_past()
     with pytest.raises(ObjectChanged):
@@ -234,7 +234,7 @@ async def test_a_watch_from_too_long_ago_says_so(world: World, stand_in: ApiServ
 
 
 async def test_a_list_that_always_expires_ends(world: World, stand_in: ApiServer) -> None:
-    """In one piece it cannot expire midway."""
+    """A list in one piece cannot expire midway."""
     stand_in.faults.append(Fault(410, times=3, verbs=frozenset({"list"}), resource="pods"))
     with pytest.raises(ClusterUnavailable, match="the list of pods expires at once"):
         await world.cluster.list_at(PODS)
@@ -242,10 +242,10 @@ async def test_a_list_that_always_expires_ends(world: World, stand_in: ApiServer
 
 
 @pytest.mark.parametrize("answer", [{}, {"metadata": {}}, {"metadata": {}, "items": {}}, {"items": []}])
-async def test_an_answer_without_a_list_is_no_empty_list(
+async def test_an_answer_without_a_list_is_not_an_empty_list(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]
 ) -> None:
-    """As of a gateway. A list whose objects are null is empty."""
+    """A gateway may send it. A list whose objects are null is empty."""
     monkeypatch.setattr(stand_in, "_page", lambda *_: answer)
     with pytest.raises(ClusterUnavailable, match="no list of pods"):
         await world.cluster.list(PODS)
@@ -255,8 +255,8 @@ async def test_an_answer_without_a_list_is_no_empty_list(
     assert list(await world.cluster.list(PODS)) == []
 
 
-async def test_a_watch_without_the_right_to_it_says_so(world: World, stand_in: ApiServer) -> None:
-    """It is refused as a whole, before the first change."""
+async def test_a_watch_without_permission_reports_it(world: World, stand_in: ApiServer) -> None:
+    """It is rejected as a whole, before the first change."""
     _, version = await world.cluster.list_at(PODS)
     stand_in.rules = [Rule("", "pods", frozenset({"list"}))]
     with pytest.raises(ClusterRefused, match="cannot watch resource"):

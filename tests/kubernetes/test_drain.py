@@ -27,8 +27,8 @@ from trainmedic_server.ports.cluster import Ref
 RUN = "0198a000-0000-7000-8000-000000000001"
 
 
-async def test_a_node_is_emptied_and_its_undo_uncordons(world: World) -> None:
-    """The node is cordoned, its pods end in their own time, and the output says how many."""
+async def test_a_node_is_drained_and_its_undo_uncordons(world: World) -> None:
+    """The node is cordoned, its pods end in their own time, and the output states how many."""
     node = await world.node()
     for number in range(5):
         await world.pod(f"worker-{number}", node)
@@ -62,8 +62,8 @@ async def test_daemon_sets_mirror_pods_and_finished_pods_are_left_alone(world: W
         assert await world.exists(pod)
 
 
-async def test_a_disruption_budget_is_respected_until_it_allows(world: World) -> None:
-    """A held-back pod goes when its budget lets it, and holds up no other."""
+async def test_a_disruption_budget_is_respected_until_it_allows_eviction(world: World) -> None:
+    """A blocked pod goes when its budget lets it, and delays no other."""
     node, other = await world.node(), await world.node("other")
     guarded = await world.pod("guarded", node, labels={"app": "a"})
     await world.pod("free", node)
@@ -79,8 +79,8 @@ async def test_a_disruption_budget_is_respected_until_it_allows(world: World) ->
     assert output["gone"] == 2
 
 
-async def test_a_pod_with_two_budgets_is_named_and_holds_up_no_other(world: World) -> None:
-    """The Eviction API refuses to weigh two budgets, with a 500; the step says which pod it is."""
+async def test_a_pod_with_two_budgets_is_named_and_delays_no_other(world: World) -> None:
+    """The Eviction API rejects two budgets with a 500; the step names the pod."""
     node = await world.node()
     await world.pod("twice", node, labels={"app": "a"})
     await world.pod("free", node)
@@ -93,8 +93,8 @@ async def test_a_pod_with_two_budgets_is_named_and_holds_up_no_other(world: Worl
     assert kubelet.ended == ["free"]
 
 
-async def test_a_drain_that_does_not_finish_says_what_is_left_and_why(world: World) -> None:
-    """At the deadline: the pods, with the budget or the slow end that kept each. The node stays cordoned."""
+async def test_an_unfinished_drain_reports_the_remaining_pods_and_reasons(world: World) -> None:
+    """At the deadline each pod has the budget or slow end that kept it. The node stays cordoned."""
     node = await world.node()
     await world.pod("guarded", node, labels={"app": "a"})
     await world.pod("slow", node)
@@ -123,10 +123,10 @@ async def test_a_drain_that_does_not_finish_says_what_is_left_and_why(world: Wor
         ({"volumes": ({"name": "v", "emptyDir": {}},)}, {"delete_emptydir_data": True}, "emptyDir on disk"),
     ],
 )
-async def test_what_would_be_lost_forbids_the_drain_before_anything_is_evicted(
+async def test_possible_data_loss_forbids_the_drain_before_any_eviction(
     world: World, pod: dict[str, Any], allowed: dict[str, bool], why: str
 ) -> None:
-    """Nothing is touched until the playbook's author has said that it may be."""
+    """Nothing is touched until the playbook's author has allowed the loss."""
     node = await world.node()
     bare = await world.pod("precious", node, **pod)
     worker = await world.pod("worker", node)
@@ -140,15 +140,15 @@ async def test_what_would_be_lost_forbids_the_drain_before_anything_is_evicted(
 
 
 async def test_shared_memory_does_not_forbid_a_drain(world: World) -> None:
-    """Training pods mount an emptyDir in memory as /dev/shm; it holds nothing worth keeping."""
+    """Training pods mount an emptyDir in memory as /dev/shm; it holds nothing of value."""
     node = await world.node()
     await world.pod("rank-0", node, volumes=({"name": "shm", "emptyDir": {"medium": "Memory"}},))
     async with Kubelet(world, node):
         assert (await world.act(DrainNode, node, RUN, timeout=60))["gone"] == 1
 
 
-async def test_the_grace_period_of_the_step_is_the_pods(world: World) -> None:
-    """It overrides what the pod asks for."""
+async def test_the_grace_period_of_the_step_applies_to_the_pods(world: World) -> None:
+    """It overrides the one of the pod."""
     node = await world.node()
     pod = await world.pod("worker", node)
     with pytest.raises(TemporaryFailure):
@@ -156,8 +156,8 @@ async def test_the_grace_period_of_the_step_is_the_pods(world: World) -> None:
     assert (await world.cluster.get(pod))["metadata"]["deletionGracePeriodSeconds"] == 7
 
 
-async def test_an_interrupted_drain_goes_on_and_evicts_nobody_twice(world: World, stand_in: ApiServer) -> None:
-    """As after a kill of the server: the same command finds pods that end already, and only waits for them."""
+async def test_an_interrupted_drain_resumes_and_evicts_no_pod_twice(world: World, stand_in: ApiServer) -> None:
+    """After a kill of the server the same command finds pods that are ending, and only waits for them."""
     node = await world.node()
     for number in range(4):
         await world.pod(f"worker-{number}", node)
@@ -174,10 +174,8 @@ async def test_an_interrupted_drain_goes_on_and_evicts_nobody_twice(world: World
 
 
 @pytest.mark.parametrize("trouble", ["outage", "429", "500", "slow"])
-async def test_an_api_server_in_trouble_in_the_middle_is_outlasted(
-    world: World, stand_in: ApiServer, trouble: str
-) -> None:
-    """Away, overloaded, failing or slow: the drain waits, goes on and ends right."""
+async def test_a_drain_survives_a_faulty_api_server(world: World, stand_in: ApiServer, trouble: str) -> None:
+    """The server is unavailable, overloaded, failing or slow: the drain waits, continues and ends correctly."""
     node = await world.node()
     for number in range(4):
         await world.pod(f"worker-{number}", node)
@@ -199,10 +197,10 @@ async def test_an_api_server_in_trouble_in_the_middle_is_outlasted(
     assert not stand_in.objects.list(("v1", "pods"), world.namespace)
 
 
-async def test_an_api_server_that_refuses_everybody_for_a_moment_is_outlasted(
+async def test_a_drain_survives_an_api_server_that_briefly_denies_all_requests(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one does that has just started: once it has read its roles the drain goes on."""
+    """A server does so just after its start: once it has read its roles the drain continues."""
     monkeypatch.setattr("trainmedic_server.actions.retrying.REFUSAL_GRACE", timedelta(seconds=10))
     node = await world.node()
     await world.pod("worker", node)
@@ -214,8 +212,8 @@ async def test_an_api_server_that_refuses_everybody_for_a_moment_is_outlasted(
         assert (await draining)["left"] == []
 
 
-async def test_an_api_server_that_stays_away_leaves_a_clear_failure(world: World, stand_in: ApiServer) -> None:
-    """At the deadline the failure says that it was the API that was waited for."""
+async def test_an_api_server_that_stays_unavailable_leaves_a_clear_failure(world: World, stand_in: ApiServer) -> None:
+    """At the deadline the failure says that it waited for the API."""
     node = await world.node()
     await world.pod("worker", node)
     draining = asyncio.create_task(world.act(DrainNode, node, RUN, timeout=4))
@@ -224,8 +222,8 @@ async def test_an_api_server_that_stays_away_leaves_a_clear_failure(world: World
         await draining
 
 
-async def test_the_permissions_that_it_declares_are_those_that_it_needs(world: World, stand_in: ApiServer) -> None:
-    """With them alone it works; without the right to evict it says so."""
+async def test_the_declared_permissions_are_those_required(world: World, stand_in: ApiServer) -> None:
+    """With them alone it works; without the right to evict it reports that."""
     node = await world.node()
     await world.pod("worker", node)
     declared = [Rule(one.group, one.resource, frozenset(one.verbs)) for one in DrainNode.permissions]
@@ -275,10 +273,10 @@ async def test_a_drain_waits_for_the_checkpoint_of_the_job_on_its_node(
     await client.aclose()
 
 
-async def test_a_job_that_does_not_answer_holds_the_drain_only_so_long(
+async def test_a_silent_job_delays_the_drain_only_for_a_limited_time(
     world: World, bus: RedisBus, redis_url: str
 ) -> None:
-    """The deadline of the checkpoint passes, and the drain goes on; the output says which job was silent."""
+    """The deadline of the checkpoint passes, and the drain continues; the output names the silent job."""
 
     node = await world.node()
     client = redis.asyncio.Redis.from_url(redis_url)
@@ -291,8 +289,8 @@ async def test_a_job_that_does_not_answer_holds_the_drain_only_so_long(
     await client.aclose()
 
 
-def test_pods_that_end_already_are_waited_for_whatever_they_are() -> None:
-    """One without a controller that somebody has deleted forbids nothing."""
+def test_terminating_pods_are_waited_for_whatever_they_are() -> None:
+    """A deleted pod without a controller forbids nothing."""
     pod = {"metadata": {"name": "a", "namespace": "b", "uid": "c", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
     assert select_pods([pod], DrainParams()).ending == (pod,)
 
@@ -307,8 +305,8 @@ async def test_a_drain_after_a_cordon_of_the_same_run_shares_its_undo(world: Wor
     assert (first["note"], second["note"]) == ("put back", "this run has nothing to revert")
 
 
-async def test_what_befalls_one_pod_holds_up_no_other(world: World, stand_in: ApiServer) -> None:
-    """The API server fails for one (which is guarded by two budgets, say), or its namespace is being deleted: the
+async def test_a_fault_of_one_pod_delays_no_other(world: World, stand_in: ApiServer) -> None:
+    """The API server fails for one (with two budgets, say), or its namespace is being deleted: the
     others go, the reason is told, and it goes when it may."""
     node = await world.node()
     for name in ("free", "twice-guarded", "leaving"):
@@ -332,8 +330,8 @@ async def test_what_befalls_one_pod_holds_up_no_other(world: World, stand_in: Ap
         assert (await world.act(DrainNode, node, RUN, timeout=60))["left"] == []
 
 
-async def test_a_pod_that_is_held_by_finalizers_is_told_so(world: World) -> None:
-    """It ends and does not go: the output names who holds it."""
+async def test_a_pod_held_by_finalizers_is_reported(world: World) -> None:
+    """It is ending but does not go: the output names the finalizers."""
     node = await world.node()
     pod = await world.pod("held", node)
     await world.cluster.patch(pod, {"metadata": {"finalizers": ["example.com/backup"]}})
@@ -345,7 +343,7 @@ async def test_a_pod_that_is_held_by_finalizers_is_told_so(world: World) -> None
 
 
 async def test_a_paused_drain_evicts_no_more_and_a_cancelled_one_ends(world: World, stand_in: ApiServer) -> None:
-    """Operators' word counts in the middle of it; what it had begun is there to be taken back."""
+    """Operator commands count in the middle of it; what it had started can be reverted."""
     node = await world.node()
     pods = [await world.pod(name, node) for name in ("a", "b")]
     words: list[Clearance] = ["hold"]
@@ -362,7 +360,7 @@ async def test_a_paused_drain_evicts_no_more_and_a_cancelled_one_ends(world: Wor
 
 
 async def test_a_drain_whose_alert_resolves_evicts_no_more(world: World, stand_in: ApiServer) -> None:
-    """It is asked before each eviction; the cordon is there to be taken back."""
+    """The alert is checked before each eviction; the cordon can be reverted."""
     node = await world.node()
     pods = [await world.pod(f"worker-{number}", node) for number in range(4)]
     words: list[Clearance] = ["go_on", "go_on", "go_on"]
@@ -379,10 +377,10 @@ async def test_a_drain_whose_alert_resolves_evicts_no_more(world: World, stand_i
     assert len(left) == 2
 
 
-async def test_a_drain_whose_alert_resolves_while_a_job_writes_its_checkpoint_evicts_nothing(
+async def test_a_drain_whose_alert_resolves_during_a_checkpoint_evicts_nothing(
     world: World, stand_in: ApiServer, bus: RedisBus, redis_url: str
 ) -> None:
-    """It does not wait for the checkpoint either."""
+    """It does not wait for the checkpoint, either."""
     node = await world.node()
     await world.pod("rank-0", node)
     client = redis.asyncio.Redis.from_url(redis_url)
@@ -402,7 +400,7 @@ async def test_a_drain_whose_alert_resolves_while_a_job_writes_its_checkpoint_ev
 
 
 async def test_a_forbidden_drain_asks_no_job_for_a_checkpoint(world: World, bus: RedisBus, redis_url: str) -> None:
-    """Nobody's training is held up for a drain that does not come."""
+    """No training is delayed for a drain that does not happen."""
     node = await world.node()
     await world.pod("precious", node, owner=None)
     client = redis.asyncio.Redis.from_url(redis_url)
@@ -414,8 +412,8 @@ async def test_a_forbidden_drain_asks_no_job_for_a_checkpoint(world: World, bus:
     await client.aclose()
 
 
-async def test_of_several_jobs_each_ones_checkpoint_is_told(world: World, bus: RedisBus, redis_url: str) -> None:
-    """One writes it, one refuses, one is silent: the drain waits for the last at most its time, and goes on."""
+async def test_the_checkpoint_of_each_of_several_jobs_is_reported(world: World, bus: RedisBus, redis_url: str) -> None:
+    """One writes it, one refuses, one is silent: the drain waits for the last at most its time, and continues."""
     node = await world.node()
     await world.pod("rank-0", node)
     client = redis.asyncio.Redis.from_url(redis_url)

@@ -42,7 +42,7 @@ async def made(world: World) -> Ref:
     return ref
 
 
-async def test_a_job_is_made_and_waited_for(world: World) -> None:
+async def test_a_job_is_created_and_waited_for(world: World) -> None:
     """The step ends when the Job has succeeded."""
     running = asyncio.create_task(world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=60))
     ref = await made(world)
@@ -56,7 +56,7 @@ async def test_a_job_is_made_and_waited_for(world: World) -> None:
 
 
 async def test_a_job_that_fails_fails_the_step_with_its_reason(world: World) -> None:
-    """Permanently: the node was found unhealthy, which another try does not mend."""
+    """It fails permanently: the node was found unhealthy, which a retry does not fix."""
     running = asyncio.create_task(world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=60))
     await world.end(await made(world), "Failed", "Job has reached the specified backoff limit")
     with pytest.raises(PermanentFailure, match="backoff limit") as caught:
@@ -64,8 +64,8 @@ async def test_a_job_that_fails_fails_the_step_with_its_reason(world: World) -> 
     assert caught.value.output["result"] == "failed"
 
 
-async def test_a_job_that_does_not_end_is_said_to_be_running(world: World) -> None:
-    """At the deadline. The outcome is unknown, so that another attempt keeps the ID and waits for the same Job."""
+async def test_a_job_that_does_not_end_is_reported_as_running(world: World) -> None:
+    """At the deadline the outcome is unknown, so that a retry keeps the ID and waits for the same Job."""
     call = world.call(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=0.5)
     with pytest.raises(OutcomeUnknown, match="has not ended in time") as caught:
         await world.perform(CreateClusterJob, call)
@@ -75,8 +75,8 @@ async def test_a_job_that_does_not_end_is_said_to_be_running(world: World) -> No
     assert len(await world.cluster.list(JOBS, world.namespace)) == 1
 
 
-async def test_a_repeat_of_the_command_makes_no_second_job(world: World) -> None:
-    """Resumed after a kill it finds the Job that it had made; another command makes another."""
+async def test_a_repeated_command_creates_no_second_job(world: World) -> None:
+    """Resumed after a kill it finds the Job that it had created; another command creates another."""
     given = {"manifest": MANIFEST, "namespace": world.namespace, "wait": False}
     call = world.call(CreateClusterJob, **given)
     first = await world.perform(CreateClusterJob, call)
@@ -87,7 +87,7 @@ async def test_a_repeat_of_the_command_makes_no_second_job(world: World) -> None
 
 
 async def test_a_creation_whose_answer_was_lost_is_found(world: World, stand_in: ApiServer) -> None:
-    """The API server made it and failed: the next try sees that it is ours."""
+    """The API server created it and failed: the next try recognizes it as ours."""
     stand_in.faults.append(Fault(504, verbs=frozenset({"create"}), resource="jobs", is_done_first=True))
     output = await world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, wait=False)
     assert output["result"] == "created"
@@ -95,10 +95,10 @@ async def test_a_creation_whose_answer_was_lost_is_found(world: World, stand_in:
 
 
 @pytest.mark.parametrize("is_done_first", [True, False])
-async def test_a_job_that_may_exist_is_named_when_the_api_stays_away(
+async def test_a_job_that_may_exist_is_named_if_the_api_stays_unavailable(
     world: World, stand_in: ApiServer, is_done_first: bool
 ) -> None:
-    """In the reason and in the output, so that a person finds the Job, or sees that there is none."""
+    """Reason and output have the name, so that an operator finds the Job or sees that there is none."""
     fault = Fault(504, times=100, verbs=frozenset({"create"}), resource="jobs", is_done_first=is_done_first)
     gone = Fault(504, times=100, verbs=frozenset({"get"}), resource="jobs")
     stand_in.faults.extend([fault, gone])
@@ -138,7 +138,7 @@ async def test_a_job_that_may_exist_is_named_when_the_api_hangs(world: World, st
 
 
 async def test_a_job_whose_end_cannot_be_read_is_named(world: World, stand_in: ApiServer) -> None:
-    """The Job was made; the API stays away while the step waits for its end."""
+    """The Job was created; the API stays unavailable while the step waits for its end."""
     stand_in.faults.append(Fault(503, times=100, verbs=frozenset({"get"}), resource="jobs"))
     with pytest.raises(OutcomeUnknown, match="its end is unknown") as caught:
         await world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=0.5)
@@ -149,16 +149,16 @@ async def test_a_job_whose_end_cannot_be_read_is_named(world: World, stand_in: A
     assert ref.name in str(caught.value)
 
 
-async def test_a_job_that_was_refused_is_not_said_to_exist(world: World, stand_in: ApiServer) -> None:
-    """A refusal is certain: there is no Job to look for."""
+async def test_a_rejected_job_is_not_said_to_exist(world: World, stand_in: ApiServer) -> None:
+    """A rejection is certain: there is no Job to look for."""
     stand_in.faults.append(Fault(429, times=100, verbs=frozenset({"create"}), resource="jobs"))
     with pytest.raises(TemporaryFailure, match="not done in time") as caught:
         await world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=0.5)
     assert "may exist" not in str(caught.value)
 
 
-async def test_a_strangers_job_of_that_name_is_left(world: World) -> None:
-    """One that our command did not make is not taken for ours."""
+async def test_another_users_job_of_that_name_is_left_alone(world: World) -> None:
+    """A Job that our command did not create is not treated as ours."""
     call = world.call(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, wait=False)
     output = await world.perform(CreateClusterJob, call)
     ref = Ref(JOBS, output["job"].partition("/")[2], world.namespace)
@@ -168,6 +168,6 @@ async def test_a_strangers_job_of_that_name_is_left(world: World) -> None:
 
 
 async def test_a_job_without_a_namespace_is_a_clear_failure(world: World) -> None:
-    """Neither the step nor the manifest says where."""
+    """Neither the step nor the manifest states one."""
     with pytest.raises(PermanentFailure, match="has no namespace"):
         await world.act(CreateClusterJob, manifest=MANIFEST)

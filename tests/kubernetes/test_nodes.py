@@ -28,8 +28,8 @@ async def annotations(world: World, node: Ref) -> dict[str, str]:
     return dict((await world.cluster.get(node))["metadata"].get("annotations") or {})
 
 
-async def test_a_cordon_is_taken_back_and_leaves_no_trace(world: World) -> None:
-    """Undo lets pods onto the node again, and takes our annotation away."""
+async def test_a_cordon_is_reverted_and_leaves_no_trace(world: World) -> None:
+    """The undo lets pods onto the node again, and removes our annotation."""
     node = await world.node()
     output = await world.act(CordonNode, node, RUN)
     assert output == {"node": node.name, "before": {"cordoned": False}, "after": {"cordoned": True}}
@@ -40,8 +40,8 @@ async def test_a_cordon_is_taken_back_and_leaves_no_trace(world: World) -> None:
     assert not any("trainmedic" in name for name in await annotations(world, node))
 
 
-async def test_a_node_is_found_by_the_host_name_that_its_agent_has(world: World) -> None:
-    """And is given back by it. Before the nodes were listed nobody can say that there is none of the name."""
+async def test_a_node_is_found_by_its_agents_host_name(world: World) -> None:
+    """It is restored by it. Before the nodes are listed, a missing name cannot be reported."""
     node = await world.node("full-name")
     world.topology = ClusterTopology((ClusterNode(node.name, ("agent-name",)),))
     output = await world.act(CordonNode, Ref(NODES, "agent-name"), RUN)
@@ -54,8 +54,8 @@ async def test_a_node_is_found_by_the_host_name_that_its_agent_has(world: World)
     assert not await is_cordoned(world, node)
 
 
-async def test_a_cordon_twice_is_one(world: World) -> None:
-    """A repeat of the same run changes nothing, and its undo still works."""
+async def test_a_repeated_cordon_changes_nothing(world: World) -> None:
+    """The same run repeats it, and its undo still works."""
     node = await world.node()
     await world.act(CordonNode, node, RUN)
     version = (await world.cluster.get(node))["metadata"]["resourceVersion"]
@@ -66,8 +66,8 @@ async def test_a_cordon_twice_is_one(world: World) -> None:
     assert not await is_cordoned(world, node)
 
 
-async def test_a_node_that_somebody_else_had_cordoned_stays_so(world: World) -> None:
-    """The undo restores what was, which was cordoned; so does an explicit uncordon, and says why."""
+async def test_a_node_cordoned_by_another_user_stays_so(world: World) -> None:
+    """The undo restores the earlier state, which was cordoned; an explicit uncordon does, too, and reports why."""
     node = await world.node(unschedulable=True)
     output = await world.act(CordonNode, node, RUN)
     assert "another party" in output["note"]
@@ -78,16 +78,16 @@ async def test_a_node_that_somebody_else_had_cordoned_stays_so(world: World) -> 
     assert await is_cordoned(world, node)
 
 
-async def test_force_uncordons_whoever_had_cordoned(world: World) -> None:
-    """`force: true` is the playbook author's word for it."""
+async def test_force_uncordons_any_cordon(world: World) -> None:
+    """The playbook author requests it by `force: true`."""
     node = await world.node(unschedulable=True)
     output = await world.act(UncordonNode, node, OTHER, force=True)
     assert output["before"] == {"cordoned": True}
     assert not await is_cordoned(world, node)
 
 
-async def test_a_node_that_somebody_cordoned_anew_is_left(world: World) -> None:
-    """Uncordoned and cordoned again by a person since: the API server knows, and it stays cordoned."""
+async def test_a_node_cordoned_again_manually_is_left_alone(world: World) -> None:
+    """An operator uncordoned and cordoned it again: the API server knows, and it stays cordoned."""
     node = await world.node()
     await world.act(CordonNode, node, RUN)
     for value in (None, True):
@@ -99,7 +99,7 @@ async def test_a_node_that_somebody_cordoned_anew_is_left(world: World) -> None:
 
 
 async def test_two_runs_may_hold_one_node(world: World) -> None:
-    """The node is let go when the last of them lets go, in either order."""
+    """The node is uncordoned when the last of them releases it, in either order."""
     for first, second in ((RUN, OTHER), (OTHER, RUN)):
         node = await world.node(f"held-{first[-1]}")
         await world.act(CordonNode, node, RUN)
@@ -110,8 +110,8 @@ async def test_two_runs_may_hold_one_node(world: World) -> None:
         assert not await is_cordoned(world, node)
 
 
-async def test_an_explicit_uncordon_lets_go_of_all_our_cordons(world: World) -> None:
-    """A playbook that has checked a node's health ends what earlier runs did; their undo finds nothing more."""
+async def test_an_explicit_uncordon_releases_all_our_cordons(world: World) -> None:
+    """A playbook that has checked a node's health ends earlier runs' cordons; their undo finds nothing more."""
     node = await world.node()
     await world.act(CordonNode, node, RUN)
     await world.act(UncordonNode, node, OTHER)
@@ -120,15 +120,15 @@ async def test_an_explicit_uncordon_lets_go_of_all_our_cordons(world: World) -> 
     assert later["note"] == "this run has nothing to revert"
 
 
-async def test_an_undo_of_what_never_happened_changes_nothing(world: World) -> None:
+async def test_an_undo_of_an_unapplied_step_changes_nothing(world: World) -> None:
     """The step's outcome may have been unknown; the undo then finds no note."""
     node = await world.node(unschedulable=True)
     await world.act(UncordonNode, node, RUN, restore=True)
     assert await is_cordoned(world, node)
 
 
-async def test_a_taint_comes_beside_the_others_and_goes_alone(world: World) -> None:
-    """Other taints are left as they are, before and after."""
+async def test_a_taint_is_added_to_others_and_removed_alone(world: World) -> None:
+    """Other taints stay unchanged, before and after."""
     node = await world.node(taints=[{"key": "other", "effect": "NoSchedule", "value": "x"}])
     output = await world.act(TaintNode, node, RUN, key="gpu-unhealthy", value="xid-79")
     assert output["before"] == {"taint/gpu-unhealthy:NoSchedule": None}
@@ -138,7 +138,7 @@ async def test_a_taint_comes_beside_the_others_and_goes_alone(world: World) -> N
     assert [taint["key"] for taint in await world.taints(node)] == ["other"]
 
 
-async def test_a_taint_that_was_there_with_another_value_gets_it_back(world: World) -> None:
+async def test_a_taint_that_had_another_value_gets_it_back(world: World) -> None:
     """Undo restores the value from before."""
     node = await world.node(taints=[{"key": "health", "effect": "NoSchedule", "value": "good"}])
     await world.act(TaintNode, node, RUN, key="health", value="bad")
@@ -147,7 +147,7 @@ async def test_a_taint_that_was_there_with_another_value_gets_it_back(world: Wor
 
 
 async def test_a_label_is_set_removed_and_restored(world: World) -> None:
-    """Setting and removing are both undone to what was; what somebody changed since is left."""
+    """Undo restores the earlier state after both; a value that another user has set since is kept."""
     node = await world.node()
     await patched_by_a_person(world, node, {"metadata": {"labels": {"pool": "a", "tier": "gold"}}})
     await world.act(LabelNode, node, RUN, key="pool", value="quarantine")
@@ -162,7 +162,7 @@ async def test_a_label_is_set_removed_and_restored(world: World) -> None:
     assert labels == labels | {"pool": "a", "tier": "silver"}
 
 
-async def test_an_event_tells_on_the_node_who_did_it_and_why(world: World) -> None:
+async def test_an_event_on_the_node_states_the_actor_and_the_reason(world: World) -> None:
     """`kubectl describe node` shows the playbook, the run and the reason."""
     node = await world.node()
     await world.act(CordonNode, node, RUN)
@@ -171,8 +171,8 @@ async def test_an_event_tells_on_the_node_who_did_it_and_why(world: World) -> No
     assert f"playbook a-playbook, run {RUN}: NodeDown fires" in events[0]["message"]
 
 
-async def test_a_node_that_kubernetes_sees_alive_is_not_cordoned_for_being_down(world: World) -> None:
-    """`unless_ready`: the monitoring is at fault. Once the node is cordoned by the run, a repeat is no failure."""
+async def test_a_ready_node_is_not_cordoned_for_being_down(world: World) -> None:
+    """`unless_ready`: the monitoring is at fault. Once the run has cordoned the node, a repeat is no failure."""
     node = await world.node()
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
     await world.cluster.patch(node, {"status": {"conditions": [ready]}}, "status")
@@ -189,8 +189,8 @@ async def test_a_node_that_kubernetes_sees_alive_is_not_cordoned_for_being_down(
     ("action", "given"),
     [(CordonNode, {}), (TaintNode, {"key": "example.com/ill"}), (LabelNode, {"key": "ill", "value": "yes"})],
 )
-async def test_an_undo_on_a_node_that_is_gone_is_done(world: World, action: type[Any], given: dict[str, Any]) -> None:
-    """Autoscalers delete nodes: a duty to give one back does not stay for ever, nor count as failed."""
+async def test_an_undo_on_a_deleted_node_is_done(world: World, action: type[Any], given: dict[str, Any]) -> None:
+    """Autoscalers delete nodes: the obligation neither stays permanently nor counts as failed."""
     node = await world.node()
     call = world.call(action, node, RUN, **given)
     undo = action.inverse(call.params, await world.perform(action, call))
@@ -200,10 +200,10 @@ async def test_an_undo_on_a_node_that_is_gone_is_done(world: World, action: type
     assert "it was deleted" in (await world.act(taker, node, RUN, **undo.params))["note"]
 
 
-async def test_what_is_waited_for_is_told_while_the_api_is_away(
+async def test_a_wait_for_an_unavailable_api_is_reported(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Minutes without a word would leave people guessing."""
+    """Minutes without a message would leave users guessing."""
     monkeypatch.setattr(retrying, "REPORT_EVERY", timedelta(0))
     told: list[str] = []
 
@@ -216,10 +216,10 @@ async def test_what_is_waited_for_is_told_while_the_api_is_away(
     assert "k8s.cordon waits for the Kubernetes API: the Kubernetes API fails" in told[0]
 
 
-async def test_hours_that_a_proxy_asks_for_are_not_waited(
+async def test_a_retry_after_of_hours_is_not_obeyed(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Retry-After is obeyed up to a bound; then it is tried again."""
+    """A Retry-After is obeyed up to a bound; then the request is retried."""
     monkeypatch.setattr(retrying, "LONGEST_ASKED_FOR", 0.2)
     node = await world.node()
     stand_in.faults.append(Fault(429, times=2, retry_after=7200))
@@ -227,8 +227,8 @@ async def test_hours_that_a_proxy_asks_for_are_not_waited(
     assert await is_cordoned(world, node)
 
 
-async def test_a_token_that_has_expired_is_outlasted_until_it_is_renewed(world: World, stand_in: ApiServer) -> None:
-    """While it is rotated the API server knows the new one alone; what is told names the cause."""
+async def test_an_expired_token_is_tolerated_until_it_is_renewed(world: World, stand_in: ApiServer) -> None:
+    """During a rotation the API server knows only the new one; the message names the cause."""
     node = await world.node()
     stand_in.faults.append(Fault(401, times=3, message="Unauthorized"))
     await world.act(CordonNode, node, RUN, timeout=20)
@@ -239,15 +239,15 @@ async def test_a_token_that_has_expired_is_outlasted_until_it_is_renewed(world: 
     stand_in.faults.clear()
 
 
-async def test_a_node_that_does_not_exist_is_a_clear_permanent_failure(world: World) -> None:
-    """No retry mends it, and the message names the node."""
+async def test_a_missing_node_is_a_clear_permanent_failure(world: World) -> None:
+    """No retry fixes it, and the message names the node."""
     with pytest.raises(ObjectMissing, match="Node nobody does not exist"):
         await world.act(CordonNode, Ref(NODES, "nobody"), RUN)
 
 
 @pytest.mark.parametrize("status", [409, 429, 500, 503])
-async def test_a_server_that_fails_for_a_while_is_outlasted(world: World, stand_in: ApiServer, status: int) -> None:
-    """Conflicts, overload and failures in the middle are tried again within the step's time."""
+async def test_a_temporarily_failing_server_is_tolerated(world: World, stand_in: ApiServer, status: int) -> None:
+    """Conflicts, overload and failures in the middle are retried within the step's time."""
     node = await world.node()
     stand_in.faults += [Fault(status, times=2, verbs=frozenset({"patch"}), resource="nodes")]
     await world.act(CordonNode, node, RUN)
@@ -255,8 +255,8 @@ async def test_a_server_that_fails_for_a_while_is_outlasted(world: World, stand_
     assert not stand_in.faults
 
 
-async def test_a_long_wait_is_told(world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever looks at the run sees what it waits for, before the step ends."""
+async def test_a_long_wait_is_reported(world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run shows what it waits for, before the step ends."""
     monkeypatch.setattr("trainmedic_server.actions.retrying.REPORT_EVERY", timedelta(0))
     node = await world.node()
     told: list[str] = []
@@ -270,18 +270,18 @@ async def test_a_long_wait_is_told(world: World, stand_in: ApiServer, monkeypatc
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_server_that_has_just_started_refuses_everybody_for_a_moment(
+async def test_a_server_that_has_just_started_denies_all_requests_for_a_moment(
     world: World, stand_in: ApiServer, status: int
 ) -> None:
-    """It has not read its roles and accounts yet: a refusal that passes fails no step."""
+    """It has not read its roles and accounts yet: a temporary denial fails no step."""
     node = await world.node()
     stand_in.faults += [Fault(status, times=2, resource="nodes")]
     await world.act(CordonNode, node, RUN)
     assert await is_cordoned(world, node)
 
 
-async def test_a_change_that_was_made_and_answered_with_an_error_is_seen(world: World, stand_in: ApiServer) -> None:
-    """The next try finds our note, reports what was before truly, and the undo works."""
+async def test_a_change_answered_with_an_error_is_detected(world: World, stand_in: ApiServer) -> None:
+    """The next try finds our note, reports the true earlier state, and the undo works."""
     node = await world.node()
     stand_in.faults += [Fault(504, verbs=frozenset({"patch"}), resource="nodes", is_done_first=True)]
     output = await world.act(CordonNode, node, RUN)
@@ -290,8 +290,8 @@ async def test_a_change_that_was_made_and_answered_with_an_error_is_seen(world: 
     assert not await is_cordoned(world, node)
 
 
-async def test_a_server_that_stays_away_ends_the_attempt_in_time(world: World, stand_in: ApiServer) -> None:
-    """Where nothing can have been done that is temporary; where it may have been, the outcome is unknown."""
+async def test_a_server_that_stays_unavailable_ends_the_attempt_in_time(world: World, stand_in: ApiServer) -> None:
+    """If no change is possible, the failure is temporary; otherwise the outcome is unknown."""
     node = await world.node()
     stand_in.faults += [Fault(500, times=99, verbs=frozenset({"get"}), resource="nodes")]
     with pytest.raises(TemporaryFailure, match="not done in time"):
@@ -302,10 +302,10 @@ async def test_a_server_that_stays_away_ends_the_attempt_in_time(world: World, s
 
 
 @pytest.mark.parametrize("status", [500, 403])
-async def test_a_server_that_stays_away_does_not_say_that_an_earlier_call_was_not_made(
+async def test_a_server_that_stays_unavailable_does_not_deny_an_earlier_call(
     world: World, stand_in: ApiServer, status: int
 ) -> None:
-    """It was, and the server killed: were it taken for not made, nobody would uncordon the node."""
+    """The call was made, then the server killed: taken as not made, the node would stay cordoned."""
     node = await world.node()
     await world.act(CordonNode, node, RUN)
     stand_in.faults += [Fault(status, times=10**6, resource="nodes")]
@@ -313,10 +313,10 @@ async def test_a_server_that_stays_away_does_not_say_that_an_earlier_call_was_no
         await world.act(CordonNode, node, RUN, timeout=0.5, resumed=True)
 
 
-async def test_a_change_that_may_be_made_and_is_refused_from_then_on_is_unknown(
+async def test_a_possible_change_that_is_then_denied_is_unknown(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refusal says nothing of the try before it: the undo stays owed."""
+    """A denial says nothing of the try before it: the undo stays pending."""
     monkeypatch.setattr(retrying, "REPORT_EVERY", timedelta(0))
     node = await world.node()
     refusal = Fault(403, times=10**6, resource="nodes")
@@ -332,8 +332,8 @@ async def test_a_change_that_may_be_made_and_is_refused_from_then_on_is_unknown(
     assert await is_cordoned(world, node)
 
 
-async def test_without_permission_the_step_says_which_is_missing(world: World, stand_in: ApiServer) -> None:
-    """A 403 that lasts ends the step, and its text is the API server's own."""
+async def test_without_permission_the_step_names_the_missing_one(world: World, stand_in: ApiServer) -> None:
+    """A lasting 403 ends the step with the API server's own text."""
     node = await world.node()
     stand_in.rules = [Rule("", "nodes", frozenset({"get", "delete"}))]
     with pytest.raises(ClusterRefused, match='cannot patch resource "nodes"'):
@@ -352,8 +352,8 @@ async def test_without_permission_the_step_says_which_is_missing(world: World, s
         (UncordonNode, {"forced": True}),
     ],
 )
-def test_bad_parameters_are_refused(action: type[Any], params: dict[str, Any]) -> None:
-    """Before anything is asked of the API server."""
+def test_bad_parameters_are_rejected(action: type[Any], params: dict[str, Any]) -> None:
+    """This happens before any request to the API server."""
     with pytest.raises(ValueError, match="validation error"):
         action.Params.model_validate(params)
 
@@ -369,7 +369,7 @@ async def patched_by_a_person(world: World, ref: Ref, change: dict[str, Any]) ->
     )
 
 
-async def test_an_attempt_that_began_before_a_pause_continues(world: World, stand_in: ApiServer) -> None:
+async def test_an_attempt_that_started_before_a_pause_continues(world: World, stand_in: ApiServer) -> None:
     """It may have made the change already, so it must not end as failed."""
     node = await world.node()
     stand_in.faults.append(Fault(503, verbs=frozenset({"patch"})))

@@ -83,7 +83,7 @@ async def verdict(pods: KubernetesPods) -> dict[str, Any]:
 
 
 async def test_a_killed_container_is_known_by_its_status(world: World, pods: KubernetesPods) -> None:
-    """Also after the pod is gone."""
+    """This holds even after the pod is gone."""
     now = datetime.now(UTC)
     pod = await a_worker(world, containerStatuses=[status_of(ended(now, 137, "OOMKilled"))])
     await until(lambda: kinds(pods) == [PodFaultKind.OUT_OF_MEMORY])
@@ -95,7 +95,7 @@ async def test_a_killed_container_is_known_by_its_status(world: World, pods: Kub
 
 
 async def test_an_eviction_names_the_resource(world: World, pods: KubernetesPods) -> None:
-    """By the pod's status, as the kubelet writes it."""
+    """The pod's status is as the kubelet writes it."""
     message = "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 8Gi. "
     condition = disrupted(datetime.now(UTC), "TerminationByKubelet", message)
     await a_worker(world, phase="Failed", reason="Evicted", message=message, conditions=[condition])
@@ -103,8 +103,8 @@ async def test_an_eviction_names_the_resource(world: World, pods: KubernetesPods
     assert (await verdict(pods))["cause"] == "storage"
 
 
-async def test_an_image_that_is_not_there_is_a_job_that_did_not_start(world: World, pods: KubernetesPods) -> None:
-    """The event has the registry's words, where the status has none."""
+async def test_a_missing_image_is_a_job_that_did_not_start(world: World, pods: KubernetesPods) -> None:
+    """The event has the registry's message if the status has none."""
     pod = await a_worker(
         world, phase="Pending", containerStatuses=[status_of(waiting("ImagePullBackOff", "Back-off pulling image"))]
     )
@@ -115,8 +115,8 @@ async def test_an_image_that_is_not_there_is_a_job_that_did_not_start(world: Wor
     assert said["advice"] == "ask"
 
 
-async def test_what_was_before_the_server_is_read_from_the_list(world: World) -> None:
-    """Of pods that are still there."""
+async def test_pods_from_before_the_server_start_are_read_from_the_list(world: World) -> None:
+    """These are the pods that still exist."""
     await a_worker(world, containerStatuses=[status_of(ended(datetime.now(UTC), 137, "OOMKilled"))])
     made = KubernetesPods(world.cluster, SystemClock(), telemetry.Metrics())
     watched = KubernetesTopology(world.cluster, SystemClock(), telemetry.Metrics(), made)
@@ -127,7 +127,7 @@ async def test_what_was_before_the_server_is_read_from_the_list(world: World) ->
 
 
 async def test_a_node_that_is_not_ready_is_known_while_it_lasts(world: World, pods: KubernetesPods) -> None:
-    """By its condition."""
+    """Its condition shows it."""
     pod = await a_worker(world)
     node = Ref(world.made[-2].resource, (await world.cluster.get(pod))["spec"]["nodeName"])
     silent = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
@@ -143,10 +143,10 @@ async def test_a_node_that_is_not_ready_is_known_while_it_lasts(world: World, po
 
 
 @pytest.mark.parametrize("trouble", ["outage", "overloaded", "forbidden"])
-async def test_a_verdict_says_which_events_it_could_not_read(
+async def test_a_verdict_names_the_events_that_it_could_not_read(
     world: World, stand_in: ApiServer, pods: KubernetesPods, tmp_path: Path, trouble: str
 ) -> None:
-    """The API server is away or overloaded, or the account may not list events."""
+    """The API server is unavailable or overloaded, or the account may not list events."""
     await a_worker(world, containerStatuses=[status_of(ended(datetime.now(UTC), 137, "OOMKilled"))])
     await until(lambda: kinds(pods) == [PodFaultKind.OUT_OF_MEMORY])
     if trouble == "outage":
@@ -168,7 +168,7 @@ async def test_a_verdict_says_which_events_it_could_not_read(
 async def test_many_events_are_read_in_one_request(
     world: World, stand_in: ApiServer, pods: KubernetesPods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each pod once, with a limit, however many a namespace has."""
+    """Each pod's events are read once with a limit, however many a namespace has."""
     monkeypatch.setattr(kubernetes_pods, "MOST_EVENTS", 5)
     pod = await a_worker(world, containerStatuses=[status_of(ended(datetime.now(UTC), 137, "OOMKilled"))])
     await until(lambda: kinds(pods) == [PodFaultKind.OUT_OF_MEMORY])

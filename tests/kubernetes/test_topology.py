@@ -41,8 +41,8 @@ def node_at(watch: KubernetesTopology, address: str) -> str | None:
     return Topology(cluster=watch.topology()).node_at(address)
 
 
-async def test_an_address_leads_to_its_node(world: World, cluster_watch: KubernetesTopology) -> None:
-    """That of a node itself, of a pod on it, and of IPv6."""
+async def test_an_address_identifies_its_node(world: World, cluster_watch: KubernetesTopology) -> None:
+    """The address is that of the node, of a pod on it, or IPv6."""
     node = await world.node()
     await world.cluster.patch(
         node, {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]}}, "status"
@@ -52,8 +52,8 @@ async def test_an_address_leads_to_its_node(world: World, cluster_watch: Kuberne
     assert node_at(cluster_watch, "192.0.2.10") == node.name
 
 
-async def test_a_node_that_takes_nothing_new_is_unavailable(world: World, cluster_watch: KubernetesTopology) -> None:
-    """Whoever has cordoned it, and if its kubelet is silent."""
+async def test_a_node_that_accepts_no_new_pods_is_unavailable(world: World, cluster_watch: KubernetesTopology) -> None:
+    """It is cordoned by any user, or its kubelet is silent."""
     node = await world.node()
 
     async def is_told(why: str) -> None:
@@ -76,7 +76,7 @@ async def test_a_node_that_takes_nothing_new_is_unavailable(world: World, cluste
 
 
 async def test_a_pods_job_is_known_and_forgotten(world: World, cluster_watch: KubernetesTopology) -> None:
-    """A JobSet's pod belongs to the JobSet, not to its inner Job; a pod that is gone belongs to nobody."""
+    """A JobSet's pod belongs to the JobSet, not to its inner Job; a deleted pod belongs to no job."""
     node = await world.node()
     labels = {"jobset.sigs.k8s.io__jobset_name": "llm-1", "batch.kubernetes.io__job_name": "llm-1-workers-0"}
     pod = await placed(world, node, "rank-0", "192.0.2.20", **labels)
@@ -92,8 +92,8 @@ async def test_a_pods_job_is_known_and_forgotten(world: World, cluster_watch: Ku
     assert node_at(cluster_watch, "192.0.2.20") is None
 
 
-async def test_a_finished_pods_address_is_nobodys(world: World, cluster_watch: KubernetesTopology) -> None:
-    """The cluster gives it to another pod."""
+async def test_a_finished_pods_address_belongs_to_no_pod(world: World, cluster_watch: KubernetesTopology) -> None:
+    """The cluster assigns it to another pod."""
     node = await world.node()
     pod = await placed(world, node, "done", "192.0.2.30")
     await until(lambda: node_at(cluster_watch, "192.0.2.30") is not None)
@@ -102,10 +102,10 @@ async def test_a_finished_pods_address_is_nobodys(world: World, cluster_watch: K
 
 
 @pytest.mark.parametrize("trouble", ["broken", "compacted", "outage"])
-async def test_what_changed_while_nobody_watched_is_known_after(
+async def test_changes_during_a_watch_outage_are_known_afterwards(
     world: World, cluster_watch: KubernetesTopology, stand_in: ApiServer, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a broken watch, a version that is too old, and an outage."""
+    """The watch broke, its version was too old, or the server was unavailable."""
     monkeypatch.setattr("trainmedic_server.adapters.kubernetes_topology._FIRST_WAIT_SECONDS", 0.05)
     node = await world.node()
     await placed(world, node, "before", "192.0.2.40")
@@ -123,10 +123,10 @@ async def test_what_changed_while_nobody_watched_is_known_after(
     assert node_at(cluster_watch, "192.0.2.40") is not None
 
 
-async def test_what_changes_while_another_thread_asks_is_known_to_the_next_who_asks(
+async def test_a_change_during_a_query_of_another_thread_is_known_to_the_next(
     world: World, cluster_watch: KubernetesTopology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run store's thread asks while the watch takes in a change: what was put together before it must not stay."""
+    """The run store's thread queries while the watch applies a change: the cached result must not stay."""
     node = await world.node()
     await placed(world, node, "before", "192.0.2.50")
     await until(lambda: node_at(cluster_watch, "192.0.2.50") is not None)
@@ -149,10 +149,10 @@ async def test_what_changes_while_another_thread_asks_is_known_to_the_next_who_a
     await until(lambda: node_at(cluster_watch, "192.0.2.52") is not None)
 
 
-async def test_while_the_api_server_is_away_no_node_is_unknown(
+async def test_while_the_api_server_is_unavailable_no_node_is_unknown(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the first list too. What is known stays known."""
+    """This includes the time before the first list. Known nodes stay known."""
     monkeypatch.setattr("trainmedic_server.adapters.kubernetes_topology._FIRST_WAIT_SECONDS", 0.05)
     watched = KubernetesTopology(world.cluster, SystemClock(), telemetry.Metrics())
     assert not watched.topology().answers
@@ -176,18 +176,20 @@ async def test_while_the_api_server_is_away_no_node_is_unknown(
 
 
 @pytest.mark.parametrize(("owner", "is_per_node"), [("DaemonSet", True), ("ReplicaSet", False), (None, None)])
-async def test_whether_each_node_has_such_a_pod_is_known_from_its_owner(
+async def test_the_owner_shows_whether_each_node_has_such_a_pod(
     world: World, cluster_watch: KubernetesTopology, owner: str | None, is_per_node: bool | None
 ) -> None:
-    """An exporter that runs once measures other machines than its own."""
+    """A single exporter measures other machines than its own."""
     pod = await world.pod("exporter", await world.node(), owner=owner)
     name = f"{pod.namespace}/{pod.name}"
     await until(lambda: name in cluster_watch.topology().pods_by_full_name)
     assert cluster_watch.topology().pods_by_full_name[name].is_per_node is is_per_node
 
 
-async def test_an_address_that_two_pods_have_is_neithers(world: World, cluster_watch: KubernetesTopology) -> None:
-    """One of them has gone, and the cluster has not noticed yet."""
+async def test_an_address_shared_by_two_pods_belongs_to_neither(
+    world: World, cluster_watch: KubernetesTopology
+) -> None:
+    """One of them is gone, and the cluster has not noticed yet."""
     first, second = await world.node("first"), await world.node("second")
     await placed(world, first, "before", "192.0.2.60")
     await until(lambda: node_at(cluster_watch, "192.0.2.60") == first.name)
@@ -195,10 +197,8 @@ async def test_an_address_that_two_pods_have_is_neithers(world: World, cluster_w
     await until(lambda: node_at(cluster_watch, "192.0.2.60") is None)
 
 
-async def test_a_change_of_nothing_that_is_kept_changes_nothing(
-    world: World, cluster_watch: KubernetesTopology
-) -> None:
-    """Nodes report that they live all the time: what was put together of them is used on."""
+async def test_a_change_of_an_unused_field_changes_nothing(world: World, cluster_watch: KubernetesTopology) -> None:
+    """Nodes report heartbeats all the time: the data computed from them stay in use."""
     node = await world.node()
     await until(lambda: node.name in cluster_watch.topology().names.names)
     before = cluster_watch.topology().names
@@ -213,8 +213,8 @@ async def _in_threads(ask: Callable[[], Any], is_enough: Callable[[], bool]) -> 
         await asyncio.to_thread(ask)
 
 
-async def test_versions_that_are_always_too_old_are_asked_for_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of an API server that answers every watch with 410."""
+async def test_permanently_expired_versions_are_requested_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server answers every watch with 410."""
     monkeypatch.setattr(kubernetes_topology, "_FIRST_WAIT_SECONDS", 3600.0)
     listed: list[Resource] = []
 
@@ -237,8 +237,8 @@ async def test_versions_that_are_always_too_old_are_asked_for_with_pauses(monkey
     assert len(listed) == 2
 
 
-async def test_watches_that_end_at_once_are_begun_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As through a proxy that closes them."""
+async def test_watches_that_end_at_once_are_restarted_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy closes them."""
     monkeypatch.setattr(kubernetes_topology, "_FIRST_WAIT_SECONDS", 3600.0)
     begun: list[Resource] = []
 

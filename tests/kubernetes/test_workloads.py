@@ -47,7 +47,7 @@ async def spec_of(world: World, ref: Ref) -> dict[str, Any]:
     return dict((await world.cluster.get(ref))["spec"])
 
 
-async def test_a_restart_is_one_rollout_however_often_it_is_asked(world: World) -> None:
+async def test_a_repeated_restart_is_one_rollout(world: World) -> None:
     """The annotation holds the moment of the command: a repeat of it changes nothing."""
     ref = await deployment(world)
     named = {"kind": "Deployment", "namespace": world.namespace, "name": ref.name}
@@ -61,8 +61,8 @@ async def test_a_restart_is_one_rollout_however_often_it_is_asked(world: World) 
     assert list(annotations) == ["kubectl.kubernetes.io/restartedAt"]
 
 
-async def test_a_scale_is_taken_back_unless_somebody_scaled_meanwhile(world: World) -> None:
-    """Undo restores the number from before; a number that somebody set since is theirs."""
+async def test_a_scale_is_reverted_unless_changed_meanwhile(world: World) -> None:
+    """Undo restores the earlier number; a number that another user has set since is kept."""
     ref = await deployment(world)
     named = {"kind": "Deployment", "namespace": world.namespace, "name": ref.name}
     output = await world.act(ScaleWorkload, run_id=RUN, replicas=1, **named)
@@ -78,8 +78,8 @@ async def test_a_scale_is_taken_back_unless_somebody_scaled_meanwhile(world: Wor
 
 
 @pytest.mark.parametrize("before", [None, False])
-async def test_a_job_is_suspended_and_goes_on(world: World, before: bool | None) -> None:
-    """Undo puts back what was there, which may be nothing at all."""
+async def test_a_job_is_suspended_and_resumed(world: World, before: bool | None) -> None:
+    """Undo restores the earlier value, which may be none at all."""
     ref = await job(world, suspend=before)
     named = {"kind": "Job", "namespace": world.namespace, "name": ref.name}
     was = (await spec_of(world, ref)).get("suspend")
@@ -90,14 +90,14 @@ async def test_a_job_is_suspended_and_goes_on(world: World, before: bool | None)
 
 
 async def test_a_suspended_job_is_resumed(world: World) -> None:
-    """`k8s.resume` lets go whoever had suspended it: that is what it says."""
+    """`k8s.resume` works whoever has suspended it."""
     ref = await job(world, suspend=True)
     await world.act(ResumeWorkload, run_id=RUN, kind="Job", namespace=world.namespace, name=ref.name)
     assert (await spec_of(world, ref))["suspend"] is False
 
 
 async def test_a_training_job_of_a_custom_kind_is_suspended_by_its_own_path(world: World, stand_in: ApiServer) -> None:
-    """A known kind by name, any other by a mapping; the two are the same to the object."""
+    """A known kind is given by name, any other by a mapping; the effect is the same."""
     resource = KNOWN["PyTorchJob"].resource
     await world.make(resource, world.namespace, {"metadata": {"name": "llm"}, "spec": {"runPolicy": {}}})
     ref = Ref(resource, "llm", world.namespace)
@@ -113,8 +113,8 @@ async def test_a_training_job_of_a_custom_kind_is_suspended_by_its_own_path(worl
     assert "suspend" not in (await spec_of(world, ref))["runPolicy"]
 
 
-async def test_a_kind_of_ones_own_is_suspended_and_put_back(world: World) -> None:
-    """Described in the step: by a path that was not there before, and is not after."""
+async def test_a_custom_kind_is_suspended_and_restored(world: World) -> None:
+    """The step describes it by a path that exists neither before nor after."""
     resource = await world.kind_of_ones_own()
     world.by = None  # which permission that takes is the chart's tests' business
     ref = Ref(resource, "llm", world.namespace)
@@ -134,7 +134,7 @@ async def test_a_kind_of_ones_own_is_suspended_and_put_back(world: World) -> Non
     assert sorted(one["reason"] for one in await world.events(ref)) == ["Resumed", "Suspended"]
 
 
-async def test_what_a_kind_does_not_have_is_a_clear_failure(world: World) -> None:
+async def test_an_unsupported_operation_of_a_kind_is_a_clear_failure(world: World) -> None:
     """A DaemonSet has no replicas, a Deployment is not suspended."""
     with pytest.raises(PermanentFailure, match="does not work on a DaemonSet"):
         await world.act(ScaleWorkload, replicas=1, kind="DaemonSet", namespace="x", name="y")
@@ -142,8 +142,8 @@ async def test_what_a_kind_does_not_have_is_a_clear_failure(world: World) -> Non
         await world.act(SuspendWorkload, kind="Deployment", namespace="x", name="y")
 
 
-async def test_an_undo_of_what_is_gone_is_done(world: World) -> None:
-    """A duty to restore an object that was deleted does not stay for ever."""
+async def test_an_undo_of_a_deleted_object_is_done(world: World) -> None:
+    """An obligation to restore a deleted object does not stay permanently."""
     undone = await world.act(ScaleWorkload, restore=True, kind="Deployment", namespace=world.namespace, name="gone")
     assert "it was deleted" in undone["note"]
 
@@ -167,7 +167,7 @@ async def test_a_pod_is_deleted_and_its_successor_is_not(world: World) -> None:
 
 
 async def test_a_deletion_whose_answer_was_lost_is_done(world: World, stand_in: ApiServer) -> None:
-    """The pod is gone when the deletion is tried again: that is what was wanted."""
+    """The pod is gone when the deletion is retried, as requested."""
     node = await world.node()
     pod = await world.pod("worker-0", node)
     stand_in.faults.append(Fault(502, verbs=frozenset({"delete"}), resource="pods", is_done_first=True))
@@ -176,7 +176,7 @@ async def test_a_deletion_whose_answer_was_lost_is_done(world: World, stand_in: 
     assert not await world.exists(pod)
 
 
-async def test_a_pod_that_never_was_is_said_to_be_missing(world: World) -> None:
+async def test_a_pod_that_never_existed_is_reported_as_missing(world: World) -> None:
     """A first attempt on a wrong name is a failure, not a success."""
     with pytest.raises(ObjectMissing, match="/nobody does not exist"):
         await world.act(DeletePod, namespace=world.namespace, pod="nobody")
@@ -196,14 +196,14 @@ async def test_a_pod_that_never_was_is_said_to_be_missing(world: World) -> None:
         (DeletePod, {"namespace": "a", "pod": "../../nodes/x"}),
     ],
 )
-def test_bad_parameters_are_refused(action: type[Any], params: dict[str, Any]) -> None:
-    """Names that could leave their place in a path among them."""
+def test_bad_parameters_are_rejected(action: type[Any], params: dict[str, Any]) -> None:
+    """They include names that could escape their place in a path."""
     with pytest.raises(ValueError, match="validation error"):
         action.Params.model_validate(params)
 
 
 def test_pods_and_custom_kinds_have_their_paths() -> None:
-    """The table of known kinds names each by its own kind, and gives it something to set."""
+    """Each known kind in the table has its own name and a field to set."""
     for kind, workload in KNOWN.items():
         assert workload.resource.kind == kind
         assert workload.replicas or workload.suspend or workload.template

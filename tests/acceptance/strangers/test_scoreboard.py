@@ -42,22 +42,22 @@ def sending() -> Sending:
     ],
     ids=["refused", "another target", "no act", "one act too many", "not given back"],
 )
-def test_each_way_to_be_wrong_is_seen(reaction: Reaction) -> None:
-    """A run that acts on more, less or something else is not right, nor is one that gives nothing back."""
+def test_every_kind_of_wrong_reaction_is_detected(reaction: Reaction) -> None:
+    """A run that acts on more, less or a different target is wrong, and so is one that reverts nothing."""
     assert Result(sending(), RIGHT).is_right
     assert not Result(sending(), reaction).is_right
 
 
 def test_a_refusal_without_a_reason_is_wrong() -> None:
-    """The reason why nothing was done must reach people."""
+    """The reason for doing nothing must reach the users."""
     refusing = CASE.model_copy(update={"expect": (Outcome(decision="target_unknown"),), "names_one": False})
     (only,) = cases.sendings(refusing)
     assert Result(only, Reaction("target_unknown", reason="no label names the node")).is_right
     assert not Result(only, Reaction("target_unknown")).is_right
 
 
-def test_a_refusal_lowers_the_share_and_is_no_wrong_act() -> None:
-    """The share counts what should act; a change that no outcome allows is counted apart."""
+def test_a_refusal_lowers_the_share_and_is_not_a_wrong_act() -> None:
+    """The share counts cases that should act; a change that no outcome allows is counted separately."""
     board = Scoreboard()
     board.add(Result(sending(), RIGHT))
     board.add(Result(sending(), replace(RIGHT, decision="target_unknown", changes=())))
@@ -66,15 +66,15 @@ def test_a_refusal_lowers_the_share_and_is_no_wrong_act() -> None:
     assert board.wrong_acts == ["hot:GPUTemperatureHigh"]
 
 
-def test_every_spelling_of_a_gpu_is_one_target() -> None:
-    """By index, and by UUID with and without its prefix; on another node it is something else."""
+def test_every_spelling_of_a_gpu_is_the_same_target() -> None:
+    """The spellings are the index and the UUID with or without its prefix; another node is another target."""
     uuid = fleet.NODES["dgx-a07"].gpus[1]
     spellings = ("1", uuid, uuid.upper(), uuid.removeprefix("GPU-"))
     assert {fleet.canonical(f"gpu:dgx-a07/{spelling}") for spelling in spellings} == {"gpu:dgx-a07/1"}
     assert fleet.canonical(f"gpu:dgx-a08/{uuid}") == f"gpu:dgx-a08/{uuid}"
 
 
-def test_a_case_about_something_that_the_fleet_lacks_is_refused() -> None:
-    """A typing error in an expected change would otherwise wait for an impossible outcome."""
+def test_a_case_about_a_target_missing_from_the_fleet_is_rejected() -> None:
+    """A typo in an expected change would otherwise wait for an impossible outcome."""
     with pytest.raises(ValidationError, match="changes nothing that the fleet has"):
         Outcome(decision="started", target="gpu:dgx-a07/9", acts=("cap dgx-a07/9 560",))

@@ -44,10 +44,10 @@ def sending(request: pytest.FixtureRequest) -> Sending:
     return chosen
 
 
-def test_a_strangers_alert_does_the_right_thing_or_nothing(
+def test_a_foreign_alert_is_handled_correctly_or_ignored(
     sending: Sending, running_site: Site, scoreboard: Scoreboard
 ) -> None:
-    """The decision, the target and every change are those of an expected outcome, and nothing else has changed."""
+    """The decision, target and all changes match one expected outcome, and nothing else has changed."""
     case = sending.case
     if case.not_ready is not None:
         running_site.effects.set_ready(case.not_ready, False)
@@ -62,8 +62,8 @@ def test_a_strangers_alert_does_the_right_thing_or_nothing(
         pytest.fail(f"{result.line()}\n{about}", pytrace=False)
 
 
-def test_one_member_with_an_endless_annotation_keeps_no_power_cap_in_place(running_site: Site) -> None:
-    """A group of two alerts: the GPU of the first gets its power back although the second is oversized."""
+def test_an_endless_annotation_in_a_group_does_not_keep_a_power_cap(running_site: Site) -> None:
+    """In a group of two alerts, the first one's GPU gets its power back although the second is oversized."""
     before = running_site.effects.now()
     hot = {"alertname": "GPUTemperatureHigh", "rule_group": "together", "node": "dgx-a08", "gpu": "1"}
     wordy = {"alertname": "SomethingElse", "rule_group": "together", "node": "dgx-a07"}
@@ -84,8 +84,8 @@ def test_one_member_with_an_endless_annotation_keeps_no_power_cap_in_place(runni
         running_site.effects.restore()
 
 
-def test_a_webhook_url_that_ends_in_a_slash_is_heard(running_site: Site) -> None:
-    """Alertmanager never retries a 404, so that every alert of such a receiver would be lost."""
+def test_a_webhook_url_with_a_trailing_slash_is_accepted(running_site: Site) -> None:
+    """Alertmanager never retries after a 404, so every alert of such a receiver would be lost."""
     labels = {"alertname": "GPUTemperatureHigh", "reached_by": "slash", "node": "dgx-a07", "gpu": "0"}
     reaction = running_site.send(labels | {"severity": "warning"}, SUMMARY)
     assert reaction.changes == ("cap dgx-a07/0 560",)
@@ -93,13 +93,13 @@ def test_a_webhook_url_that_ends_in_a_slash_is_heard(running_site: Site) -> None
 
 
 def test_there_are_enough_cases_and_most_of_them_must_act() -> None:
-    """At least forty of our own, each with its source; at least half of them name one known subject."""
+    """There are at least 40 of our own cases, each with its source; at least half name one known subject."""
     assert len(OWN) >= 40
     assert sum(case.names_one for case in OWN) >= len(OWN) / 2
 
 
 def test_the_share_that_acts_is_high_and_nothing_wrong_is_changed(scoreboard: Scoreboard) -> None:
-    """Of label sets that name exactly one known subject, 95 % act. Prints the outcome of each."""
+    """Of label sets that name exactly one known subject, 95 % lead to an action. Prints each outcome."""
     print("\n" + scoreboard.table())
     assert scoreboard.results, "this test sums up the cases: run it with them"
     assert scoreboard.wrong_acts == []

@@ -88,8 +88,8 @@ def output_of(run: Mapping[str, Any], action: str) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_spike_is_rolled_back_proven_and_given_back(name: str, runs: Mapping[str, Any]) -> None:
-    """To a checkpoint from before the jump, past the batches after it, on every rank; what was compared agrees. Where
+def test_a_spike_is_rolled_back_verified_and_reverted(name: str, runs: Mapping[str, Any]) -> None:
+    """The rollback loads a checkpoint from before the jump, skips later batches, and compares all ranks. Where
     batches are made with random numbers, others come after a skip, and the answer says that they cannot be compared."""
     went_back = output_of(runs[name], "job.rollback")
     assert went_back["step"] <= FAULT - 5

@@ -96,8 +96,8 @@ def _with_packages(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("start", [start_trl, start_lightning, start_causal_language_model])
-def test_a_spike_is_rolled_back_proven_and_given_back(tmp_path: Path, start: Any) -> None:
-    """Back to a checkpoint from before the jump; what was compared agrees; the learning rate comes back."""
+def test_a_spike_is_rolled_back_verified_and_reverted(tmp_path: Path, start: Any) -> None:
+    """The job loads a checkpoint from before the jump, the comparison agrees, and the learning rate is restored."""
     alertmanager = next(iter(alertmanagers().values()), None)
     assert alertmanager is not None, "no Alertmanager; see scripts/fetch-alertmanager"
     playbooks = scene.faster_playbook(tmp_path / "playbooks", "training-loss-spike.yaml")

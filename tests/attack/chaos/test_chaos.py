@@ -78,7 +78,7 @@ def settled(cluster: Cluster) -> bool:
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgresql"])
-def test_every_promise_outlives_the_chaos(
+def test_every_promise_holds_under_chaos(
     tmp_path: Path,
     own_redis: type[RedisServer],
     make_driver: Callable[..., Driver],

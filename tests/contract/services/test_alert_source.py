@@ -46,28 +46,28 @@ async def _silences(alertmanager, comment):
     return [one for one in listed if one["comment"] == comment]
 
 
-async def test_an_alert_that_fires_is_known_to_fire(source, firing):
-    """By its fingerprint and beginning, though the API tells the latter to the millisecond only."""
+async def test_a_firing_alert_is_known_to_fire(source, firing):
+    """It is found by fingerprint and start time, which the API states only in milliseconds."""
     assert await source.is_firing(_identity(firing))
 
 
-async def test_an_earlier_alert_of_the_same_labels_does_not_fire(source, firing):
-    """The labels fire again, but since later: the asked alert has ended."""
+async def test_an_earlier_alert_with_the_same_labels_is_not_firing(source, firing):
+    """The labels fire again, but with a later start: the alert in question has ended."""
     assert not await source.is_firing(_identity(firing, -timedelta(hours=1)))
 
 
-async def test_an_alert_that_was_merged_into_a_longer_one_fires(source, firing):
-    """Of two overlapping reports the Alertmanager keeps the earlier beginning."""
+async def test_an_alert_merged_into_a_longer_one_is_firing(source, firing):
+    """Of two overlapping reports, Alertmanager keeps the earlier start."""
     assert await source.is_firing(_identity(firing, timedelta(minutes=1)))
 
 
-async def test_an_alert_that_nobody_sent_does_not_fire(source):
+async def test_an_alert_that_was_never_sent_is_not_firing(source):
     """An unknown fingerprint is not firing."""
     assert not await source.is_firing(Identity("0" * 16, datetime.now(UTC)))
 
 
-async def test_many_questions_at_once_are_one_request(peer, clock):
-    """After a storm the Alertmanager is not asked for all its alerts once for each of them."""
+async def test_many_queries_at_once_are_one_request(peer, clock):
+    """After a storm, Alertmanager is not asked for all its alerts once per alert."""
     source = AlertmanagerApi(peer.url("/list"), clock, settles_after=timedelta(0))
     answers = [source.is_firing(Identity(f"{number:016x}", clock.now())) for number in range(100)]
     assert await asyncio.gather(*answers) == [False] * 100
@@ -75,8 +75,8 @@ async def test_many_questions_at_once_are_one_request(peer, clock):
     await source.close()
 
 
-async def test_many_questions_without_an_answer_are_one_request(peer, clock):
-    """One that does not answer lets each request wait for seconds, and other alerts wait for these."""
+async def test_many_unanswered_queries_are_one_request(peer, clock):
+    """A silent Alertmanager delays each request by seconds, and other alerts wait for these."""
     source = AlertmanagerApi(peer.url("/status/500?"), clock)
     answers = [source.is_firing(Identity(f"{number:016x}", clock.now())) for number in range(100)]
     failures = await asyncio.gather(*answers, return_exceptions=True)
@@ -85,8 +85,8 @@ async def test_many_questions_without_an_answer_are_one_request(peer, clock):
     await source.close()
 
 
-async def test_one_that_has_just_started_is_not_believed_that_an_alert_has_ended(alertmanager, firing, clock):
-    """It has forgotten what fired before its restart; what it has been told since, it knows."""
+async def test_a_just_started_alertmanager_is_not_trusted_that_an_alert_ended(alertmanager, firing, clock):
+    """It has forgotten what fired before its restart; it knows only what was reported since."""
     source = AlertmanagerApi(alertmanager, clock)
     assert await source.is_firing(_identity(firing))
     with pytest.raises(TemporaryFailure, match="just started"):
@@ -95,13 +95,13 @@ async def test_one_that_has_just_started_is_not_believed_that_an_alert_has_ended
 
 
 async def test_a_silenced_alert_still_fires(source, firing, clock):
-    """Who silenced it did not repair it."""
+    """Silencing an alert does not repair its cause."""
     await source.silence({"alertname": firing["alertname"]}, clock.now() + timedelta(minutes=5), uuid.uuid4().hex)
     assert await source.is_firing(_identity(firing))
 
 
-async def test_a_silence_covers_what_it_names_until_its_end(source, alertmanager, clock):
-    """Equality matchers, the end and the author are as given."""
+async def test_a_silence_covers_the_given_labels_until_its_end(source, alertmanager, clock):
+    """The equality matchers, the end and the author are as given."""
     comment, ends_at = f"quiet {uuid.uuid4().hex}", clock.now() + timedelta(minutes=10)
     made = await source.silence({"alertname": "A", "node": 'n"1'}, ends_at, comment)
     (silence,) = await _silences(alertmanager, comment)
@@ -114,8 +114,8 @@ async def test_a_silence_covers_what_it_names_until_its_end(source, alertmanager
     assert silence["createdBy"] == "trainmedic"
 
 
-async def test_a_silence_is_made_once(source, alertmanager, clock):
-    """Asked again with the same comment, it is found, not made anew."""
+async def test_a_silence_is_created_once(source, alertmanager, clock):
+    """A second request with the same comment finds it and creates none."""
     comment = f"once {uuid.uuid4().hex}"
     ids = {await source.silence({"a": "b"}, clock.now() + timedelta(minutes=5), comment) for _ in range(3)}
     assert len(ids) == len(await _silences(alertmanager, comment)) == 1
@@ -123,7 +123,7 @@ async def test_a_silence_is_made_once(source, alertmanager, clock):
 
 
 async def test_a_silence_is_ended_once(source, alertmanager, clock):
-    """Ending it again, or one that nobody knows, is no failure; an ended one is not found."""
+    """Ending it again, or ending an unknown one, is not a failure; an ended one is not found."""
     comment = f"ended {uuid.uuid4().hex}"
     made = await source.silence({"a": "b"}, clock.now() + timedelta(minutes=5), comment)
     for _ in range(2):
@@ -133,14 +133,14 @@ async def test_a_silence_is_ended_once(source, alertmanager, clock):
     await source.expire_silence(str(uuid.uuid4()))
 
 
-async def test_a_silence_that_the_alertmanager_refuses_fails_for_good(source, clock):
-    """Its reason is told."""
+async def test_a_silence_that_alertmanager_refuses_fails_permanently(source, clock):
+    """The error contains Alertmanager's reason."""
     with pytest.raises(PermanentFailure, match="the silence was not created"):
         await source.silence({"a": ""}, clock.now() + timedelta(minutes=5), uuid.uuid4().hex)
 
 
-async def test_an_alertmanager_that_is_away_is_a_passing_failure(clock, closed_port):
-    """Nothing is assumed about an alert that cannot be asked for."""
+async def test_an_unavailable_alertmanager_is_a_temporary_failure(clock, closed_port):
+    """Nothing is assumed about an alert that cannot be looked up."""
     source = AlertmanagerApi(f"http://127.0.0.1:{closed_port}", clock)
     with pytest.raises(TemporaryFailure):
         await source.is_firing(Identity("0" * 16, clock.now()))
@@ -150,8 +150,8 @@ async def test_an_alertmanager_that_is_away_is_a_passing_failure(clock, closed_p
 
 
 @pytest.mark.parametrize("path", ["/json", "/latin", "/status/403", "/status/500"])
-async def test_an_answer_that_cannot_be_read_tells_nothing(peer, clock, path, monkeypatch):
-    """Whatever else answers at that URL, an alert is not taken to have ended."""
+async def test_an_unreadable_answer_proves_nothing(peer, clock, path, monkeypatch):
+    """Whatever else answers at that URL, an alert is not assumed to have ended."""
     source = AlertmanagerApi(peer.url("/"), clock)
     monkeypatch.setattr(source._endpoint, "_base", peer.url(f"{path}?"))
     with pytest.raises(TemporaryFailure):
@@ -159,8 +159,8 @@ async def test_an_answer_that_cannot_be_read_tells_nothing(peer, clock, path, mo
     await source.close()
 
 
-async def test_a_password_in_the_url_is_sent_as_basic(peer, clock):
-    """And is in no error."""
+async def test_a_password_in_the_url_is_sent_as_basic_auth(peer, clock):
+    """It appears in no error."""
     source = AlertmanagerApi(f"http://medic:p%40ss@127.0.0.1:{peer.port}", clock)
     with pytest.raises(TemporaryFailure) as caught:
         await source.is_firing(Identity("0" * 16, clock.now()))
@@ -170,7 +170,7 @@ async def test_a_password_in_the_url_is_sent_as_basic(peer, clock):
 
 
 async def test_a_token_file_is_sent_as_bearer(peer, clock, tmp_path):
-    """Its content is read for each call; without it nothing is sent."""
+    """The file is read for each call; without it nothing is sent."""
     source = AlertmanagerApi(peer.url(""), clock, tmp_path / "token")
     with pytest.raises(TemporaryFailure, match=r"--alertmanager-token: cannot read .*token: No such file"):
         await source.find_silence("c")
@@ -187,8 +187,8 @@ def _alert(name, began, ended=None):
     return Alert(fingerprint(labels), status, labels, {"line": "a \u2028 line \x1b[31m"}, began, ended)
 
 
-async def test_an_alert_that_is_told_fires_until_it_is_told_to_have_ended(source):
-    """`ports.findings.AlertSender`: under the fingerprint that we give it; telling it twice makes no second one."""
+async def test_a_sent_alert_fires_until_it_is_reported_as_ended(source):
+    """`ports.findings.AlertSender`: it has the fingerprint that we give it; sending it twice creates no second one."""
     began = datetime.now(UTC) - timedelta(minutes=2)
     alert = _alert(f"Told{uuid.uuid4().hex[:8]}", began)
     for _ in range(2):
@@ -199,16 +199,16 @@ async def test_an_alert_that_is_told_fires_until_it_is_told_to_have_ended(source
     assert not await source.is_firing(alert.identity)
 
 
-async def test_an_alert_that_ended_before_it_began_is_taken_all_the_same(source):
-    """By a clock that was set back in between; the others of the call are taken as well."""
+async def test_an_alert_that_ends_before_its_start_is_still_accepted(source):
+    """The clock was set back in between; the other alerts of the call are accepted as well."""
     began = datetime.now(UTC)
     other = _alert(f"Told{uuid.uuid4().hex[:8]}", began)
     await source.tell([_alert(f"Told{uuid.uuid4().hex[:8]}", began, ended=began - timedelta(hours=1)), other])
     assert await source.is_firing(other.identity)
 
 
-async def test_what_cannot_be_told_now_is_told_again(clock):
-    """An Alertmanager that is away is an error of its kind, and loses nothing."""
+async def test_alerts_that_cannot_be_sent_now_are_sent_again(clock):
+    """An unavailable Alertmanager raises its own error, and nothing is lost."""
     source = AlertmanagerApi("http://127.0.0.1:1", clock)
     with pytest.raises(TemporaryFailure):
         await source.tell([_alert("Told", datetime.now(UTC))])

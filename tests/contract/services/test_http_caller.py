@@ -43,8 +43,8 @@ async def caller(tmp_path: Path) -> AsyncIterator[HttpxCaller]:
     await made.close()
 
 
-async def test_a_call_arrives_as_it_was_given(caller, peer):
-    """Method, path, query, headers and body reach the server unchanged, text beyond ASCII included."""
+async def test_a_call_arrives_unchanged(caller, peer):
+    """Method, path, query, headers and body reach the server unchanged, including non-ASCII text."""
     reply = await caller.call("POST", peer.url("/a%2Fb?q=1"), {"X-Job": "größer"}, b"body", SOON)
     seen = peer.requests[0]
     assert (reply.status, reply.body, reply.headers["content-type"]) == (200, "fine", "text/plain")
@@ -53,21 +53,21 @@ async def test_a_call_arrives_as_it_was_given(caller, peer):
     assert seen.headers["user-agent"].startswith("trainmedic/")
 
 
-async def test_a_redirect_is_told_not_followed(caller, peer):
-    """A reply that points elsewhere is the outcome: a call goes only where the playbook says."""
+async def test_a_redirect_is_reported_and_not_followed(caller, peer):
+    """A redirect is the outcome: a call goes only where the playbook says."""
     reply = await caller.call("GET", peer.url("/redirect"), {}, None, SOON)
     assert reply.status == 302
     assert len(peer.requests) == 1
 
 
 async def test_a_long_body_is_cut_at_64_kib(caller, peer):
-    """No reply is larger than what is kept of it."""
+    """No reply is larger than the part that is kept."""
     reply = await caller.call("GET", peer.url("/big"), {}, None, SOON)
     assert (len(reply.body), reply.is_cut) == (64 * 1024, True)
 
 
 async def test_a_compressed_reply_is_not_inflated(caller, peer):
-    """No reply takes more memory than its bytes, whatever it claims to be compressed from."""
+    """No reply takes more memory than its bytes, whatever its claimed compression."""
     tracemalloc.start()
     reply = await caller.call("GET", peer.url("/zipped"), {}, None, SOON)
     peak = tracemalloc.get_traced_memory()[1]
@@ -79,18 +79,18 @@ async def test_a_compressed_reply_is_not_inflated(caller, peer):
 
 @pytest.mark.parametrize(("path", "body"), [("/latin", "größer"), ("/charset", "qapla�")])
 async def test_a_body_is_read_in_its_charset(caller, peer, path, body):
-    """A reply's charset is honoured, and one that nobody knows does no harm."""
+    """A reply's charset is honoured, and an unknown one does no harm."""
     assert (await caller.call("GET", peer.url(path), {}, None, SOON)).body == body
 
 
 async def test_a_body_that_stalls_does_not_hide_the_status(caller, peer):
-    """Once the status is known the outcome is, even if the rest of the reply never comes."""
+    """Once the status is known the outcome is known, even if the rest of the reply never comes."""
     reply = await caller.call("GET", peer.url("/stall"), {}, None, timedelta(seconds=3))
     assert (reply.status, reply.body, reply.is_cut) == (200, "fine", True)
 
 
-async def test_a_call_that_cannot_connect_may_be_made_again(caller, closed_port):
-    """Nothing was sent, so another attempt is a new one; the URL's path, a secret perhaps, is not told."""
+async def test_a_call_that_cannot_connect_may_be_retried(caller, closed_port):
+    """Nothing was sent, so a retry is safe; the URL's path may be secret and is not reported."""
     with pytest.raises(TemporaryFailure) as caught:
         await caller.call("POST", f"http://127.0.0.1:{closed_port}/hook/{SECRET}", {}, None, SOON)
     assert SECRET not in str(caught.value)
@@ -99,15 +99,15 @@ async def test_a_call_that_cannot_connect_may_be_made_again(caller, closed_port)
 
 @pytest.mark.parametrize("path", ["/hang", "/close"])
 async def test_a_call_without_an_answer_has_an_unknown_outcome(caller, peer, path):
-    """The server read the request, so it may have acted, whether it then fell silent or hung up."""
+    """The server read the request, so it may have acted before it fell silent or hung up."""
     with pytest.raises(OutcomeUnknown) as caught:
         await caller.call("POST", peer.url(path), {}, b"x", timedelta(seconds=2))
     assert len(peer.requests) == 1
     assert path not in str(caught.value)
 
 
-async def test_a_connection_that_breaks_is_named(caller):
-    """The library's error for a reset has no text of its own: the reason names its cause."""
+async def test_the_cause_of_a_broken_connection_is_named(caller):
+    """The library's error for a reset has no text, so the reason names its cause."""
 
     async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -121,14 +121,14 @@ async def test_a_connection_that_breaks_is_named(caller):
     assert re.search(r"the connection failed: ReadError: .*\w; the call may have been carried out", str(failure.value))
 
 
-async def test_a_call_that_cannot_be_made_is_not_tried_again(caller):
-    """A URL that no client can call fails for good."""
+async def test_an_impossible_call_is_not_retried(caller):
+    """A URL that no client can call fails permanently."""
     with pytest.raises(PermanentFailure):
         await caller.call("GET", "gopher://somewhere/", {}, None, SOON)
 
 
-async def test_a_secret_is_sent_and_never_told(caller, peer):
-    """The bearer token goes out and is blotted out of a reply that repeats it."""
+async def test_a_secret_is_sent_and_never_revealed(caller, peer):
+    """The bearer token is sent, and masked in a reply that repeats it."""
     reply = await caller.call("GET", peer.url("/echo"), {}, None, SOON, bearer="TRAINMEDIC_HTTP_PAGER")
     assert peer.requests[0].headers["authorization"] == f"Bearer {SECRET}"
     assert SECRET not in reply.body
@@ -136,16 +136,16 @@ async def test_a_secret_is_sent_and_never_told(caller, peer):
 
 
 @pytest.mark.parametrize("limit", range(100, 300, 3))
-async def test_a_secret_at_the_end_of_a_cut_body_is_not_told_in_part(peer, limit):
-    """The cut may be at any character of it."""
+async def test_a_secret_cut_off_at_the_end_of_a_body_is_not_revealed_in_part(peer, limit):
+    """The cut may be at any character of the secret."""
     caller = HttpxCaller({"TRAINMEDIC_HTTP_PAGER": SECRET}, body_limit=limit)
     reply = await caller.call("GET", peer.url("/echo"), {}, None, SOON, bearer="TRAINMEDIC_HTTP_PAGER")
     await caller.close()
     assert not any(SECRET[:length] in reply.body for length in range(3, len(SECRET) + 1))
 
 
-async def test_a_secret_in_a_file_is_read_for_each_call(caller, peer, tmp_path):
-    """A renewed file counts from the next call on."""
+async def test_a_secret_file_is_read_for_each_call(caller, peer, tmp_path):
+    """A renewed file takes effect with the next call."""
     await caller.call("GET", peer.url("/ok"), {}, None, SOON, bearer="TRAINMEDIC_HTTP_KEPT")
     (tmp_path / "token").write_text("newest-token")
     await caller.call("GET", peer.url("/ok"), {}, None, SOON, bearer="TRAINMEDIC_HTTP_KEPT")
@@ -161,15 +161,15 @@ async def test_a_secret_in_a_file_is_read_for_each_call(caller, peer, tmp_path):
     ],
 )
 async def test_a_call_without_its_secret_is_not_made(caller, peer, name, failure):
-    """Where the secret is missing nothing is sent, and the failure names the secret, not its content."""
+    """If the secret is missing, nothing is sent, and the failure names the secret but not its content."""
     with pytest.raises(failure, match=name) as caught:
         await caller.call("GET", peer.url("/ok"), {}, None, SOON, bearer=name)
     assert peer.requests == []
     assert "two" not in str(caught.value)
 
 
-async def test_a_call_looks_for_no_module(caller, peer, monkeypatch):
-    """httpcore looked six times a request for one that was not installed, each time through all of the path."""
+async def test_a_call_searches_for_no_module(caller, peer, monkeypatch):
+    """httpcore searched for a missing module six times per request, each time through all of the path."""
     await caller.call("GET", peer.url("/ok"), {}, None, SOON)
     sought = Mock(return_value=None)
     monkeypatch.setattr(sys, "meta_path", [Mock(find_spec=sought), *sys.meta_path])
@@ -177,8 +177,8 @@ async def test_a_call_looks_for_no_module(caller, peer, monkeypatch):
     assert sought.mock_calls == []
 
 
-async def test_secrets_in_headers_and_a_password_are_sent_and_never_told(caller, peer):
-    """Each goes out under its header and is blotted out of a reply that repeats it, encoded too."""
+async def test_secrets_in_headers_and_a_password_are_sent_and_never_revealed(caller, peer):
+    """Each is sent in its header, and masked in a reply that repeats it, even encoded."""
     access = HttpAccess(headers={"X-Api-Key": "TRAINMEDIC_HTTP_KEPT"}, user="medic", password="TRAINMEDIC_HTTP_PAGER")
     reply = await caller.call("GET", peer.url("/echo"), {}, None, SOON, access=access)
     seen = peer.requests[0].headers
@@ -189,7 +189,7 @@ async def test_secrets_in_headers_and_a_password_are_sent_and_never_told(caller,
 
 
 @pytest.mark.parametrize("part", ["certificate", "ca", "socket", "password"])
-async def test_a_call_without_what_it_names_is_not_made(caller, peer, part):
+async def test_a_call_without_a_variable_that_it_names_is_not_made(caller, peer, part):
     """The failure names the variable."""
     access = HttpAccess(**{part: "TRAINMEDIC_HTTP_OTHER"}, user="medic")
     with pytest.raises(PermanentFailure, match="TRAINMEDIC_HTTP_OTHER"):
@@ -198,7 +198,7 @@ async def test_a_call_without_what_it_names_is_not_made(caller, peer, part):
 
 
 async def test_a_call_goes_to_a_unix_socket(tmp_path: Path) -> None:
-    """Instead of the URL's host, which nobody listens at."""
+    """It is used instead of the URL's host, on which nothing listens."""
     lines: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -216,8 +216,8 @@ async def test_a_call_goes_to_a_unix_socket(tmp_path: Path) -> None:
     assert (reply.status, lines) == (204, [b"GET /v1/ping HTTP/1.1\r\n"])
 
 
-async def test_a_client_certificate_and_an_own_authority_are_used(tmp_path: Path) -> None:
-    """Without either, nothing is sent."""
+async def test_a_client_certificate_and_a_custom_ca_are_used(tmp_path: Path) -> None:
+    """Without either of them, nothing is sent."""
     made, key = certificate(tmp_path)
     both = tmp_path / "client.pem"
     both.write_text(made.read_text() + key.read_text())
@@ -262,8 +262,8 @@ except TemporaryFailure as error:
 """
 
 
-def test_a_key_with_a_password_is_refused(tmp_path: Path) -> None:
-    """OpenSSL would ask for it in the server's terminal, and each call would hold a thread until somebody answers."""
+def test_an_encrypted_key_is_rejected(tmp_path: Path) -> None:
+    """OpenSSL would prompt in the server's terminal, and each call would block a thread until someone answers."""
     made, key = certificate(tmp_path)
     locked = subprocess.run(
         ["openssl", "pkey", "-in", str(key), "-aes256", "-passout", "pass:s3cret"], check=True, capture_output=True

@@ -37,29 +37,29 @@ async def read(api: PrometheusApi):
         ("/metrics-partial", "only in part: a part of its cluster"),
     ],
 )
-async def test_an_answer_that_is_none_is_told_as_unavailable(peer, path: str, why: str) -> None:
-    """Whatever stands at that address."""
+async def test_an_invalid_answer_is_reported_as_unavailable(peer, path: str, why: str) -> None:
+    """This holds whatever answers at that address."""
     with pytest.raises(MetricsUnavailable, match=why):
         await read(PrometheusApi(peer.url(path)))
 
 
 @pytest.mark.parametrize("path", ["/metrics-whole", "/metrics-informed"])
 async def test_infos_do_not_make_an_answer_partial(peer, path: str) -> None:
-    """Nor members that say so."""
+    """Unknown members that hint at it do not either."""
     (series,) = await read(PrometheusApi(peer.url(path)))
     assert series.points == ((0.0, 7.0),)
 
 
-async def test_a_partial_list_of_rules_is_no_list(peer) -> None:
-    """Of Thanos, whose rulers are several."""
+async def test_a_partial_list_of_rules_is_rejected(peer) -> None:
+    """Thanos, with its several rulers, may answer with one."""
     api = PrometheusApi(peer.url("/metrics-warned"))
     with pytest.raises(MetricsUnavailable, match="only in part"):
         await api.rules_of("Hot")
     await api.close()
 
 
-async def test_the_question_is_a_form_since_it_may_be_long(peer) -> None:
-    """With the times in seconds, and a time after which Prometheus need not go on."""
+async def test_a_query_is_sent_as_a_form_because_it_may_be_long(peer) -> None:
+    """The form has the times in seconds, and a timeout after which Prometheus may stop."""
     with pytest.raises(MetricsUnavailable):
         await read(PrometheusApi(peer.url("/list")))
     (request,) = peer.requests
@@ -70,8 +70,8 @@ async def test_the_question_is_a_form_since_it_may_be_long(peer) -> None:
     )
 
 
-async def test_a_password_and_a_token_are_presented(peer, tmp_path: Path) -> None:
-    """The password of the URL, which is not in the address that is called; the token of the file, read each time."""
+async def test_a_password_and_a_token_are_sent(peer, tmp_path: Path) -> None:
+    """The URL's password is removed from the called address; the token file is read each time."""
     with pytest.raises(MetricsUnavailable):
         await read(PrometheusApi(peer.url("/list").replace("//", "//ann:s%40x@")))
     assert peer.requests[-1].headers["authorization"] == f"Basic {base64.b64encode(b'ann:s@x').decode()}"
@@ -85,7 +85,7 @@ async def test_a_password_and_a_token_are_presented(peer, tmp_path: Path) -> Non
     await api.close()
 
 
-async def test_a_token_that_cannot_be_read_is_no_crash(peer, tmp_path: Path) -> None:
-    """The file may come back; a report goes on without Prometheus."""
+async def test_an_unreadable_token_file_is_not_a_crash(peer, tmp_path: Path) -> None:
+    """The file may come back; a report continues without Prometheus."""
     with pytest.raises(MetricsUnavailable, match=r"--prometheus-token: cannot read .*none: No such file"):
         await read(PrometheusApi(peer.url("/list"), tmp_path / "none"))

@@ -65,14 +65,14 @@ async def _do(actions, name, given, **other):
 
 
 async def test_notify_sends_the_message(actions, peer):
-    """To the named channel; the output says which. The run can be found by what stands at its end."""
+    """It goes to the named channel, which the output states. The text at its end identifies the run."""
     assert await _do(actions, "notify", {"message": "hot", "to": "oncall"}) == {"to": "oncall"}
     sent = json.loads(peer.requests[0].body)
     assert (sent["message"], sent["type"]) == ("hot\nrun run-1", "warning")
 
 
-async def test_notify_leads_to_the_run_and_looks_as_severe_as_it_is(clock, peer):
-    """By the link where the external URL is known; the severity is the step's, else that of the alert's label."""
+async def test_notify_links_to_the_run_and_shows_its_severity(clock, peer):
+    """It links if the external URL is known; the severity is the step's, else that of the alert's label."""
     notifier = AppriseNotifier({"oncall": [f"json://127.0.0.1:{peer.port}/oncall"]})
     services = Services(clock, None, HttpxCaller(), notifier, external_url="https://medic.example")
     actions = registry.build(services)
@@ -84,8 +84,8 @@ async def test_notify_leads_to_the_run_and_looks_as_severe_as_it_is(clock, peer)
     assert sent[0]["message"] == "hot\nrun run-1 · https://medic.example/runs/run-1"
 
 
-async def test_notify_cuts_what_is_too_long(actions, peer):
-    """A label of any length does not keep the news from people."""
+async def test_notify_truncates_long_messages(actions, peer):
+    """A label of any length does not keep the message from people."""
     await _do(actions, "notify", {"message": "m" * 100_000, "title": "t" * 1000})
     sent = json.loads(peer.requests[0].body)
     assert (len(sent["message"]), len(sent["title"])) == (16_000, 250)
@@ -93,28 +93,28 @@ async def test_notify_cuts_what_is_too_long(actions, peer):
 
 
 async def test_notify_is_not_sent_twice_after_a_crash(actions, peer):
-    """Whether the first attempt got out is not known, and said so."""
+    """Whether the first attempt was sent is unknown, and reported as such."""
     with pytest.raises(OutcomeUnknown, match="may or may not have been sent before the server stopped"):
         await _do(actions, "notify", {"message": "hot"}, resumed=True)
     assert peer.requests == []
 
 
-async def test_notify_without_a_channel_is_skipped_and_says_so(bare):
-    """A resumed one too: it cannot have been sent."""
+async def test_notify_without_a_channel_is_skipped_and_reports_it(bare):
+    """So is a resumed one, which cannot have been sent."""
     for resumed in (False, True):
         with pytest.raises(NotSetUp, match=r"^not sent: no notification channel is configured$"):
             await _do(bare, "notify", {"message": "hot"}, resumed=resumed)
 
 
-async def test_notify_to_a_channel_that_is_not_set_is_skipped_and_names_those_that_are(actions, peer):
-    """Nobody else gets it instead."""
+async def test_notify_to_an_unconfigured_channel_is_skipped_and_names_the_configured_ones(actions, peer):
+    """No other channel gets the message instead."""
     with pytest.raises(NotSetUp, match=r"^not sent: there is no channel 'ops'; there are: oncall$"):
         await _do(actions, "notify", {"message": "hot", "to": "ops"})
     assert peer.requests == []
 
 
-async def test_notify_without_a_name_goes_to_the_channels_whose_routes_take_it(clock, peer):
-    """By the alert's component and the message's severity; the output says which. A named channel needs no route."""
+async def test_notify_without_a_channel_name_goes_to_the_channels_whose_routes_match(clock, peer):
+    """Routes match component and severity, and the output names the channels. A named channel needs no route."""
     names = ("gpu", "page", "rest")
     notifier = AppriseNotifier({name: [f"json://127.0.0.1:{peer.port}/{name}"] for name in names})
     routes = routes_of("gpu=component:gpu page=severity:critical;kind:notify rest=default", names)
@@ -131,7 +131,7 @@ async def test_notify_without_a_name_goes_to_the_channels_whose_routes_take_it(c
 
 
 async def test_notify_ends_by_its_deadline(clock, peer):
-    """A channel that hangs leaves the outcome unknown, not the run waiting."""
+    """A channel that hangs leaves the outcome unknown instead of blocking the run."""
     notifier = AppriseNotifier({"slow": [f"json://127.0.0.1:{peer.port}/hang?rto=1"]})
     actions = registry.build(Services(clock, None, HttpxCaller(), notifier))
     with pytest.raises(OutcomeUnknown, match="too long"):
@@ -142,7 +142,7 @@ async def test_notify_ends_by_its_deadline(clock, peer):
 
 
 async def test_http_request_sends_what_the_playbook_says(actions, peer):
-    """JSON with its type, the query encoded, and the command's id for the service to tell repeats by."""
+    """It sends JSON with its type, the encoded query, and the command's id, by which the service detects repeats."""
     call = _call(
         actions,
         "http.request",
@@ -156,14 +156,14 @@ async def test_http_request_sends_what_the_playbook_says(actions, peer):
     assert output["headers"] == {"content-type": "application/json", "content-length": "14", "etag": '"7"'}
 
 
-async def test_http_request_says_that_its_body_is_not_whole(actions, peer):
-    """A wait for what is not in it would hold otherwise."""
+async def test_http_request_reports_that_its_body_is_truncated(actions, peer):
+    """Otherwise a wait for the absence of some text would succeed."""
     call = _call(actions, "http.request", {"method": "GET", "url": peer.url("/big")})
     assert (await actions.get("http.request").perform(call))["truncated"] is True
 
 
 async def test_http_request_keeps_the_authors_content_type(actions, peer):
-    """It is not doubled."""
+    """The header is not duplicated."""
     given = {
         "method": "PUT",
         "url": peer.url("/"),
@@ -175,7 +175,7 @@ async def test_http_request_keeps_the_authors_content_type(actions, peer):
 
 
 async def test_http_request_keeps_secrets_out_of_its_output(actions, peer):
-    """The history shows that a token was sent, not which."""
+    """The history shows that a token was sent, but not its value."""
     output = await _do(
         actions, "http.request", {"method": "GET", "url": peer.url("/echo"), "bearer_from_env": "TRAINMEDIC_HTTP_T"}
     )
@@ -195,8 +195,8 @@ async def test_http_request_keeps_secrets_out_of_its_output(actions, peer):
         (504, "PATCH", OutcomeUnknown),
     ],
 )
-async def test_http_request_judges_an_unexpected_status(actions, peer, status, method, failure):
-    """What may pass may be tried again; behind a gateway a call that must not be repeated may have acted."""
+async def test_http_request_classifies_an_unexpected_status(actions, peer, status, method, failure):
+    """Temporary ones may be retried; behind a gateway, a call that must not be repeated may have acted."""
     with pytest.raises(failure, match=f"was answered {status}, not 2xx") as caught:
         await _do(actions, "http.request", {"method": method, "url": peer.url(f"/status/{status}")})
     assert type(caught.value) is failure
@@ -204,12 +204,12 @@ async def test_http_request_judges_an_unexpected_status(actions, peer, status, m
 
 
 async def test_http_request_accepts_the_statuses_that_the_author_expects(actions, peer):
-    """An absence can be what is wanted."""
+    """A 404, for example, can be the desired result."""
     given = {"method": "DELETE", "url": peer.url("/status/404"), "expect": ["2xx", 404]}
     assert (await _do(actions, "http.request", given))["status"] == 404
 
 
-async def test_http_request_is_repeated_after_a_crash_only_where_that_is_harmless(actions, peer):
+async def test_http_request_is_repeated_after_a_crash_only_if_harmless(actions, peer):
     """Otherwise its outcome is unknown."""
     url = peer.url("/ok")
     await _do(actions, "http.request", {"method": "PUT", "url": url}, resumed=True)
@@ -220,7 +220,7 @@ async def test_http_request_is_repeated_after_a_crash_only_where_that_is_harmles
 
 
 async def test_http_request_past_its_deadline_is_not_made(actions, peer):
-    """Nothing was sent, so another attempt may succeed."""
+    """Nothing was sent, so a retry may succeed."""
     with pytest.raises(TemporaryFailure, match="no time was left"):
         await _do(actions, "http.request", {"method": "GET", "url": peer.url("/")}, deadline=datetime.now(UTC))
     assert peer.requests == []
@@ -235,8 +235,8 @@ async def _silences(alertmanager, command_id):
     return [one for one in listed if command_id in one["comment"]]
 
 
-async def test_silence_covers_this_alert_for_the_time_given(actions, alertmanager):
-    """By all its labels; the comment holds the command's id."""
+async def test_silence_covers_this_alert_for_the_given_time(actions, alertmanager):
+    """It matches all labels of the alert; its comment contains the command's id."""
     call = _call(actions, "alertmanager.silence", {"duration": "10m", "comment": "repairing"})
     output = await actions.get("alertmanager.silence").perform(call)
     (silence,) = await _silences(alertmanager, call.command_id)
@@ -245,7 +245,7 @@ async def test_silence_covers_this_alert_for_the_time_given(actions, alertmanage
     assert {one["name"]: one["value"] for one in silence["matchers"]} == dict(ALERT.labels)
 
 
-async def test_silence_by_chosen_labels_needs_them_all(actions, alertmanager):
+async def test_silence_by_chosen_labels_requires_all_of_them(actions, alertmanager):
     """A label that the alert lacks would widen the silence, so it is refused."""
     output = await _do(actions, "alertmanager.silence", {"duration": "1m", "labels": ["alertname"]})
     assert output["matchers"] == {"alertname": "Spike"}
@@ -254,7 +254,7 @@ async def test_silence_by_chosen_labels_needs_them_all(actions, alertmanager):
 
 
 async def test_silence_interrupted_by_a_crash_is_found_again(actions, alertmanager):
-    """The resumed attempt makes no second one."""
+    """The resumed attempt creates no second one."""
     call = _call(actions, "alertmanager.silence", {"duration": "10m"})
     first = await actions.get("alertmanager.silence").perform(call)
     assert await actions.get("alertmanager.silence").perform(call) == first
@@ -262,8 +262,8 @@ async def test_silence_interrupted_by_a_crash_is_found_again(actions, alertmanag
 
 
 @pytest.mark.parametrize("told", [True, False])
-async def test_silence_is_taken_back(actions, alertmanager, told):
-    """By its id, and where that was lost by its comment."""
+async def test_silence_is_ended_by_the_undo(actions, alertmanager, told):
+    """The undo uses its id or, if that was lost, its comment."""
     call = _call(actions, "alertmanager.silence", {"duration": "10m", "comment": "long" * 1000})
     output = await actions.get("alertmanager.silence").perform(call)
     inverse = actions.action_class("alertmanager.silence").inverse(call.params, output if told else None)
@@ -272,26 +272,26 @@ async def test_silence_is_taken_back(actions, alertmanager, told):
     assert [one["status"]["state"] for one in await _silences(alertmanager, call.command_id)] == ["expired"]
 
 
-async def test_a_silence_that_was_never_made_needs_no_end(actions):
-    """The undo of an attempt that did not happen succeeds and touches nothing."""
+async def test_the_undo_of_a_silence_that_was_never_created_succeeds(actions):
+    """It touches nothing."""
     output = await _do(actions, "alertmanager.expire_silence", {"comment": "c"}, undo_of=str(uuid.uuid4()))
     assert output == {"silence_id": None}
 
 
-async def test_a_playbook_ends_a_silence_by_its_id_only(actions):
-    """A comment alone could be anyone's."""
+async def test_a_playbook_ends_a_silence_only_by_its_id(actions):
+    """Anyone could have written the comment."""
     with pytest.raises(PermanentFailure, match="silence_id is missing"):
         await _do(actions, "alertmanager.expire_silence", {"comment": "c"})
 
 
-async def test_silence_without_an_alertmanager_says_so(bare):
-    """It is a setting that is missing."""
+async def test_silence_without_an_alertmanager_reports_it(bare):
+    """The setting is missing."""
     with pytest.raises(PermanentFailure, match="the Alertmanager's URL is not configured"):
         await _do(bare, "alertmanager.silence", {"duration": "1m"})
 
 
-async def test_silence_that_would_have_ended_already_is_not_made(actions):
-    """After a long downtime the time that was asked for is over."""
+async def test_silence_that_would_have_ended_already_is_not_created(actions):
+    """After a long downtime the requested time is over."""
     with pytest.raises(PermanentFailure, match="ended already"):
         await _do(
             actions, "alertmanager.silence", {"duration": "1m"}, issued_at=datetime.now(UTC) - timedelta(minutes=2)

@@ -69,8 +69,8 @@ def filled(engine: DockerEngine) -> None:
     eventually(lambda: engine.states()["ended"] == "exited", 60, "the container has ended")
 
 
-def test_what_nobody_uses_goes_and_all_else_stays(engine: DockerEngine) -> None:
-    """A trial says the same and removes nothing; what runs, will be started again, or is in use stays."""
+def test_unused_containers_and_images_are_removed_and_the_rest_stays(engine: DockerEngine) -> None:
+    """A trial lists the same and removes nothing; containers that run or will restart and used images stay."""
     filled(engine)
     trial = pruned(engine, dry_run=True)
     assert engine.images() == {"job:old", "spare:latest", "<none>:<none>"}
@@ -88,7 +88,7 @@ def test_what_nobody_uses_goes_and_all_else_stays(engine: DockerEngine) -> None:
     assert os.path.isdir(run["storage"])  # noqa: PTH112
 
 
-def test_only_the_kinds_that_the_policy_names_go(engine: DockerEngine) -> None:
+def test_only_the_kinds_in_the_policy_are_removed(engine: DockerEngine) -> None:
     """A policy for images leaves containers, and so the images that these use."""
     filled(engine)
     output = pruned(engine, frozenset({Leftover.DANGLING_IMAGES}))
@@ -97,8 +97,8 @@ def test_only_the_kinds_that_the_policy_names_go(engine: DockerEngine) -> None:
     assert engine.images() == {"job:old", "spare:latest"}
 
 
-def test_what_is_young_or_named_in_the_policy_stays(engine: DockerEngine) -> None:
-    """An image that was named a moment ago may be what a job is about to start."""
+def test_recent_images_and_those_named_in_the_policy_stay(engine: DockerEngine) -> None:
+    """A recently named image may be needed by a job that is about to start."""
     filled(engine)
     young = pruned(engine, age=timedelta(hours=1))
     assert young["removed"] == {}
@@ -109,16 +109,16 @@ def test_what_is_young_or_named_in_the_policy_stays(engine: DockerEngine) -> Non
     assert "ended" in engine.states()
 
 
-def test_an_agent_that_stops_removes_no_more(engine: DockerEngine) -> None:
-    """The answer says that it was not all."""
+def test_a_stopping_agent_removes_nothing_more(engine: DockerEngine) -> None:
+    """The answer reports that it is incomplete."""
     filled(engine)
     output = pruned(engine, stopping=True)
     assert (output["stopped"], output["removed"]) == ("agent_stopping", {})
     assert "ended" in engine.states()
 
 
-def test_it_refuses_a_node_of_kubernetes(engine: DockerEngine) -> None:
-    """By a process, or by the labels of a container; the kubelet counts on what it has pulled."""
+def test_a_kubernetes_node_is_refused(engine: DockerEngine) -> None:
+    """A process or a container's labels reveal it; the kubelet relies on the images that it has pulled."""
     filled(engine)
     policy = ContainersPolicy(ALL, timedelta(0), str(engine.path))
     with pytest.raises(CommandRejected, match="the process kubelet runs here, so this is a Kubernetes node"):
@@ -133,7 +133,7 @@ def test_it_refuses_a_node_of_kubernetes(engine: DockerEngine) -> None:
     assert "ended" in engine.states()
 
 
-def test_it_refuses_storage_on_another_file_system(engine: DockerEngine) -> None:
+def test_storage_on_another_file_system_is_refused(engine: DockerEngine) -> None:
     """An alert on /proc is no reason to remove images."""
     filled(engine)
     with pytest.raises(CommandRejected, match="does not lie on /proc"):
@@ -141,8 +141,8 @@ def test_it_refuses_storage_on_another_file_system(engine: DockerEngine) -> None
     assert "ended" in engine.states()
 
 
-def test_a_socket_without_an_engine_is_said(engine: DockerEngine) -> None:
-    """With what to do."""
+def test_a_socket_without_an_engine_is_reported(engine: DockerEngine) -> None:
+    """The error says what to do."""
     policy = ContainersPolicy(ALL, timedelta(0), f"{engine.path}-elsewhere")
     with pytest.raises(CommandUnsupported, match=r"no container engine listens at .*-elsewhere; name its socket"):
         PruneContainersExecutor(policy).perform(accepted(PRUNE))

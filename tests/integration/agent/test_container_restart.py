@@ -55,8 +55,8 @@ def running(engine: DockerEngine, name: str = "exporter", *command: str, **host:
     engine.start(name)
 
 
-def test_a_container_is_started_again_and_stays(engine: DockerEngine, intents: IntentBook) -> None:
-    """The engine's own times prove it. It ignores SIGTERM, and the engine ends it by force."""
+def test_a_container_is_restarted_and_keeps_running(engine: DockerEngine, intents: IntentBook) -> None:
+    """The engine's own times prove it. The container ignores SIGTERM, and the engine kills it."""
     running(engine, "exporter", "sleep", "300")
     before = started_at(engine)
     output = restart(engine, intents)
@@ -65,8 +65,8 @@ def test_a_container_is_started_again_and_stays(engine: DockerEngine, intents: I
     assert output["started_at"] == started_at(engine) != before
 
 
-def test_it_is_not_restarted_twice_by_one_command(engine: DockerEngine, intents: IntentBook) -> None:
-    """The agent stopped after the restart; the resumed command finds another start time than before."""
+def test_one_command_does_not_restart_a_container_twice(engine: DockerEngine, intents: IntentBook) -> None:
+    """The agent stopped after the restart; the resumed command finds a different start time than before."""
     running(engine)
     with pytest.raises(CommandInterrupted):
         restart(engine, intents, stopping=True)
@@ -75,7 +75,7 @@ def test_it_is_not_restarted_twice_by_one_command(engine: DockerEngine, intents:
     assert output["started_at"] == started_at(engine) == after
 
 
-def test_one_that_ends_at_its_start_is_no_success(engine: DockerEngine, intents: IntentBook) -> None:
+def test_a_container_that_exits_at_its_start_is_not_a_success(engine: DockerEngine, intents: IntentBook) -> None:
     """The engine reports the restart as done."""
     running(engine, "exporter", "false")
     eventually(lambda: engine.states()["exporter"] == "exited", 60, "the container has ended")
@@ -89,8 +89,8 @@ def test_a_stopped_container_is_started(engine: DockerEngine, intents: IntentBoo
     assert restart(engine, intents)["running"] is True
 
 
-def test_only_what_the_policy_lists_is_restarted(engine: DockerEngine, intents: IntentBook) -> None:
-    """By name or label; never what a kubelet manages."""
+def test_only_containers_listed_in_the_policy_are_restarted(engine: DockerEngine, intents: IntentBook) -> None:
+    """They are listed by name or label; those that a kubelet manages are never restarted."""
     running(engine, "training")
     before = started_at(engine, "training")
     with pytest.raises(CommandRejected, match="policy does not list training"):
@@ -103,8 +103,7 @@ def test_only_what_the_policy_lists_is_restarted(engine: DockerEngine, intents: 
         restart(engine, intents, "exporter-pod", command_id="c3")
 
 
-def test_what_is_missing_is_named(engine: DockerEngine, intents: IntentBook) -> None:
-    """The container, or the engine."""
+def test_a_missing_container_or_engine_is_named(engine: DockerEngine, intents: IntentBook) -> None:
     with pytest.raises(CommandRejected, match="there is no container exporter"):
         restart(engine, intents)
     with pytest.raises(CommandUnsupported, match="no container engine listens at"):

@@ -74,8 +74,8 @@ def in_namespace(base: Path, script: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_mounts_below_a_root_are_left(tmp_path: Path) -> None:
-    """That holds for another filesystem, and for a directory and a file that are bind mounts of the same one."""
+def test_mounts_below_a_root_are_skipped(tmp_path: Path) -> None:
+    """These are other filesystems, and directories and files that are bind mounts of the same one."""
     result = in_namespace(
         tmp_path,
         """
@@ -100,8 +100,8 @@ print(json.dumps([sorted(names(base)), output["files"], output["rules"]["tmp"]["
 
 
 @pytest.mark.parametrize("kind", ["files", "checkpoints"])
-def test_what_a_new_mount_hides_in_the_middle_stays(tmp_path: Path, kind: str) -> None:
-    """The directory is still open below the mount, and no longer what its path names."""
+def test_files_hidden_by_a_new_mount_during_cleaning_stay(tmp_path: Path, kind: str) -> None:
+    """The directory is still open below the mount, but its path no longer leads to it."""
     before, after, left = in_namespace(
         tmp_path,
         f"""
@@ -131,8 +131,8 @@ print(json.dumps([hidden, len(names(root)), output["rules"]["rule"]["left"]]))
     assert left["moved_meanwhile"]["count"] == 1
 
 
-def test_a_full_filesystem_is_cleaned_until_the_target_and_no_further(tmp_path: Path) -> None:
-    """The filesystem is real and small, and so is its statvfs; the trial run foretells the very files."""
+def test_a_full_filesystem_is_cleaned_only_until_the_target(tmp_path: Path) -> None:
+    """The filesystem is real and small, and so is its statvfs; the trial run predicts the exact files."""
     trial, run, left = in_namespace(
         tmp_path,
         """
@@ -154,8 +154,8 @@ print(json.dumps([trial, run, sorted(names(root))]))
     assert {**run, "dry_run": True} == trial
 
 
-def test_a_read_only_filesystem_is_told_as_that(tmp_path: Path) -> None:
-    """A trial run says so too."""
+def test_a_read_only_filesystem_is_reported_as_such(tmp_path: Path) -> None:
+    """A trial run reports it too."""
     trial, run = in_namespace(
         tmp_path,
         """
@@ -171,8 +171,8 @@ print(json.dumps([clean(by, dry_run=True)["rules"]["tmp"]["left"], clean(by)["ru
 
 
 @pytest.mark.parametrize("options", ["relatime", "noatime"])
-def test_a_file_that_is_read_again_and_again_stays_however_it_is_mounted(tmp_path: Path, options: str) -> None:
-    """By relatime only the first read is written down, by noatime none; what nobody reads goes if it can be told, also
+def test_a_repeatedly_read_file_stays_however_it_is_mounted(tmp_path: Path, options: str) -> None:
+    """With relatime only the first read is recorded, with noatime none; unused files go if that is known, also
     beside a process that has ended and for which its parent has not waited."""
     ended = subprocess.Popen(["true"])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
@@ -201,8 +201,8 @@ print(json.dumps([sorted(names(root)), rule["left"], rule["access_times"][str(ro
     assert told == ("not kept: mounted noatime" if options == "noatime" else "a day behind at most")
 
 
-def test_what_cannot_be_watched_is_left(tmp_path: Path) -> None:
-    """The kernel's watches are used up, so nobody can say who reads it."""
+def test_files_that_cannot_be_watched_stay(tmp_path: Path) -> None:
+    """The kernel's inotify watches are used up, so readers cannot be detected."""
     left = in_namespace(
         tmp_path,
         """
@@ -218,8 +218,8 @@ print(json.dumps(clean(cleaner({"tmp": rule}, clocks=in_future(120)))["rules"]["
     assert {reason: entries["count"] for reason, entries in left.items()} == {"use_unknown": 1}
 
 
-def test_a_day_after_the_last_read_that_relatime_shows_a_file_goes(tmp_path: Path) -> None:
-    """Then it is certain that nobody has read it for as long as the rule wants."""
+def test_a_file_goes_a_day_after_the_last_read_that_relatime_shows(tmp_path: Path) -> None:
+    """Only then is it certain that it was not read for as long as the rule requires."""
     counts = in_namespace(
         tmp_path,
         """
@@ -237,8 +237,8 @@ print(json.dumps([clean(cleaner({"tmp": rule}, clocks=in_future(ahead)))["files"
     assert counts == [0, 0, 0, 1]
 
 
-def test_a_checkpoint_that_is_read_stays_where_reads_leave_no_trace(tmp_path: Path) -> None:
-    """It stays whole, though only one file deep in it is read; the one beside it goes."""
+def test_a_checkpoint_being_read_stays_where_reads_leave_no_trace(tmp_path: Path) -> None:
+    """It stays whole, though only one file deep in it is read; the one next to it goes."""
     left, kept = in_namespace(
         tmp_path,
         """

@@ -101,10 +101,10 @@ def _searched(node: ActingNode) -> str:
         ("parsers", signal.SIGKILL),
     ],
 )
-def test_commands_do_not_notice_that_the_reader_is_gone(
+def test_commands_are_not_affected_by_the_loss_of_the_reader(
     node: ActingNode, tmp_path: Path, who: str, how: signal.Signals
 ) -> None:
-    """It comes back by itself, loses no line and repeats none, and answers searches again."""
+    """The reader restarts by itself, loses and repeats no line, and answers searches again."""
     path = tmp_path / "logs" / "a.log"
     append(path, "MARK 1\n")
     node.found(1, within=LONG)
@@ -123,8 +123,8 @@ def test_commands_do_not_notice_that_the_reader_is_gone(
     assert _searched(node) == "applied"
 
 
-def test_the_reader_has_no_secret_and_no_right(node: ActingNode) -> None:
-    """It holds no capability, can gain none, and its environment has neither the key nor Redis's address."""
+def test_the_reader_has_no_secret_and_no_privileges(node: ActingNode) -> None:
+    """It holds and can gain no capability; its environment has neither the key nor Redis's address."""
     reader = node.a_reader()
     status = dict(
         line.split(":\t", 1) for line in Path(f"/proc/{reader}/status").read_text().splitlines() if ":\t" in line
@@ -139,8 +139,8 @@ def test_the_reader_has_no_secret_and_no_right(node: ActingNode) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process under another user")
 @pytest.mark.parametrize("named", [None, str(_NOBODY)])
-def test_logs_are_read_under_a_user_of_their_own(redis_url: str, named: str | None) -> None:
-    """Root's agent has them read by a user who may open nothing, also if none is named; the files come from the opener.
+def test_logs_are_read_by_a_separate_user(redis_url: str, named: str | None) -> None:
+    """A root agent lets them be read by a user without rights, also if none is named; the opener passes the files.
 
     A metric says so.
     """
@@ -168,8 +168,8 @@ def test_logs_are_read_under_a_user_of_their_own(redis_url: str, named: str | No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process under another user")
-def test_dumps_are_read_wherever_python_lies(redis_url: str) -> None:
-    """The reader may be unable to execute Python. The process that parses is forked, with no right to anything."""
+def test_dumps_are_read_wherever_python_is_installed(redis_url: str) -> None:
+    """The reader may be unable to execute Python. The parsing process is forked, without any rights."""
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
         top.chmod(0o755)
@@ -209,7 +209,7 @@ def waiting_agent(tmp_path: Path, redis_url: str) -> Iterator[ActingNode]:
 
 
 def test_hostile_readers_cost_the_agent_neither_memory_nor_commands(waiting_agent: ActingNode) -> None:
-    """Frames that are huge, endless or of wrong types, again and again: its memory stays within 10 MB."""
+    """Repeated frames that are huge, endless or of wrong types: the agent's memory stays within 10 MB."""
     node = waiting_agent
     hostile = [
         struct.pack(">I", LARGEST_OF_READER + 1),
@@ -268,8 +268,8 @@ class PlacedNode(ActingNode):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give processes these users and rights")
 @pytest.mark.parametrize("place", PLACES)
-def test_a_reader_that_something_else_starts(redis_url: str, place: str) -> None:
-    """With the rights that chart and units give: another user's log is read, also by the next agent."""
+def test_an_externally_started_reader(redis_url: str, place: str) -> None:
+    """With the rights of chart and units, another user's log is read, also by the next agent."""
     for_agent, for_reader = PLACES[place]
     for options in (for_agent, for_reader):
         command = ["setpriv", *options, sys.executable, "-c", "import trainmedic_server, redis"]

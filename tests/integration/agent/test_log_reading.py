@@ -46,7 +46,7 @@ def append(path: Path, text: str) -> None:
 
 
 def test_a_line_becomes_a_finding_of_its_job_and_rank(tmp_path: Path, redis_url: str, logs: Path) -> None:
-    """Signed by the node, with the clock's error, and the lines around it a moment later."""
+    """It is signed by the node, with the clock's error, and gets the lines around it a moment later."""
     attempt = job_directory(logs)
     with LogNode(tmp_path / "node", redis_url, roots=[str(logs)]) as node:
         node.hand_out()
@@ -72,8 +72,10 @@ def test_a_line_becomes_a_finding_of_its_job_and_rank(tmp_path: Path, redis_url:
         assert 'trainmedic_agent_log_files{source="training"} 2.0' in metrics
 
 
-def test_files_of_other_nodes_in_a_shared_directory_are_theirs(tmp_path: Path, redis_url: str, logs: Path) -> None:
-    """Each line is read on one node: that whose rank has written it."""
+def test_files_of_other_nodes_in_a_shared_directory_are_left_to_them(
+    tmp_path: Path, redis_url: str, logs: Path
+) -> None:
+    """Each line is read on one node: the node of the rank that wrote it."""
     attempt = job_directory(logs, node="n2")
     with LogNode(tmp_path / "node", redis_url, roots=[str(logs)]) as node:
         node.hand_out()
@@ -111,8 +113,8 @@ class _Writer:
         return set(marks) <= self.ids.keys()
 
 
-def test_an_agent_killed_at_random_loses_no_line_and_repeats_none(tmp_path: Path, redis_url: str, logs: Path) -> None:
-    """Six kills while two files are written and rotated; each mark has one finding, with one id, counted once."""
+def test_an_agent_killed_at_random_loses_and_repeats_no_line(tmp_path: Path, redis_url: str, logs: Path) -> None:
+    """Six kills while two files are written and rotated; each mark has one finding with one id, counted once."""
     rng = random.Random(7)
     with LogNode(tmp_path / "node", redis_url, files=[f"{logs}/*.log"]) as node:
         node.hand_out()
@@ -137,8 +139,8 @@ def test_an_agent_killed_at_random_loses_no_line_and_repeats_none(tmp_path: Path
     assert set(writer.counts.values()) == {1}
 
 
-def test_findings_wait_while_redis_is_away(tmp_path: Path, redis_server: RedisServer, logs: Path) -> None:
-    """They come in order when it is back, also if the agent was killed meanwhile."""
+def test_findings_wait_while_redis_is_unavailable(tmp_path: Path, redis_server: RedisServer, logs: Path) -> None:
+    """They arrive in order when it recovers, also if the agent was killed in between."""
     with LogNode(tmp_path / "node", redis_server.url, files=[f"{logs}/*.log"]) as node:
         node.hand_out()
         node.has_rules()
@@ -157,8 +159,8 @@ def test_findings_wait_while_redis_is_away(tmp_path: Path, redis_server: RedisSe
         assert sorted(first.values()) == list(first.values())
 
 
-def test_nothing_more_is_added_while_the_server_takes_nothing(tmp_path: Path, redis_url: str, logs: Path) -> None:
-    """A thousand entries wait in Redis at most; the rest waits on the node's disk."""
+def test_nothing_more_is_added_while_the_server_accepts_nothing(tmp_path: Path, redis_url: str, logs: Path) -> None:
+    """At most a thousand entries wait in Redis; the rest waits on the node's disk."""
     with LogNode(tmp_path / "node", redis_url, files=[f"{logs}/*.log"]) as node:
         node.hand_out()
         node.has_rules()
@@ -177,7 +179,7 @@ def test_nothing_more_is_added_while_the_server_takes_nothing(tmp_path: Path, re
 
 
 def test_the_last_good_rules_are_applied_without_a_server(tmp_path: Path, redis_url: str, logs: Path) -> None:
-    """Without any rules nothing is read, so that nothing is missed when they come."""
+    """Without any rules nothing is read, so that nothing is missed when they arrive."""
     with LogNode(tmp_path / "node", redis_url, files=[f"{logs}/*.log"]) as node:
         append(logs / "a.log", "MARK 1\n")
         time.sleep(2)
@@ -192,8 +194,8 @@ def test_the_last_good_rules_are_applied_without_a_server(tmp_path: Path, redis_
         node.found(2)
 
 
-def test_rules_that_are_forged_older_or_unreadable_are_not_taken(tmp_path: Path, redis_url: str, logs: Path) -> None:
-    """Those from before stay in force, and the log says why."""
+def test_forged_older_or_unreadable_rules_are_rejected(tmp_path: Path, redis_url: str, logs: Path) -> None:
+    """The previous rules stay active, and the log states the reason."""
     with LogNode(tmp_path / "node", redis_url, files=[f"{logs}/*.log"]) as node:
         node.hand_out()
         node.has_rules()
@@ -207,8 +209,8 @@ def test_rules_that_are_forged_older_or_unreadable_are_not_taken(tmp_path: Path,
 
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK), reason="/dev/kmsg may not be read and written here")
-def test_the_kernels_log_is_read_from_the_start_of_the_boot(tmp_path: Path, redis_url: str) -> None:
-    """What was logged before the agent began is found too, once, and a GPU is known by its address."""
+def test_the_kernel_log_is_read_from_the_start_of_the_boot(tmp_path: Path, redis_url: str) -> None:
+    """Earlier messages are found too, once, and a GPU is identified by its address."""
     mark = time.time_ns()  # one that is in the kernel's log from an earlier run would be a finding of its own
     with open("/dev/kmsg", "w") as kmsg:  # noqa: PTH123
         kmsg.write(f"MARK {mark}\n")
@@ -232,8 +234,8 @@ def test_the_kernels_log_is_read_from_the_start_of_the_boot(tmp_path: Path, redi
 
 
 @pytest.mark.parametrize("way", some_of(["copytruncate", "create", "nocreate", "delaycompress\ncompress"]))
-def test_logrotate_takes_no_line_away(tmp_path: Path, redis_url: str, logs: Path, way: str) -> None:
-    """The real one, five times, while a program writes between."""
+def test_logrotate_loses_no_line(tmp_path: Path, redis_url: str, logs: Path, way: str) -> None:
+    """The real program runs five times while a process writes in between."""
     conf = tmp_path / "rotate.conf"
     conf.write_text(f'"{logs}/a.log" {{\nrotate 9\nmissingok\nsu root root\n{way}\n}}\n')
     conf.chmod(0o600)

@@ -63,7 +63,7 @@ def numbers(lines: list[dict[str, Any]]) -> list[int]:
     return [int(line["line"].rpartition(" ")[2]) for line in lines]
 
 
-def test_a_server_finds_each_line_once_whatever_was_killed(tmp_path: Path, redis_url: str) -> None:
+def test_a_server_finds_each_line_once_despite_kills(tmp_path: Path, redis_url: str) -> None:
     """The agent is killed three times and the store is away in between, while two files are written and
     one is rotated. Then the server's search has every line, once, in order; and some by rank and level."""
     rng = random.Random(11)
@@ -113,7 +113,7 @@ def test_a_server_finds_each_line_once_whatever_was_killed(tmp_path: Path, redis
     "kind", ["loki", *(["victorialogs"] if "TRAINMEDIC_TEST_VICTORIALOGS_URL" in os.environ else [])]
 )
 def test_the_agent_and_the_server_agree_on_a_store(tmp_path: Path, redis_url: str, kind: str) -> None:
-    """What the one pushes, killed in between, the other finds there: each line once, in order, by rank and level.
+    """The server finds there what the agent pushes despite kills: each line once, in order, by rank and level.
     The store is the real one that the environment names, else Loki's stand-in."""
     logs = WrittenLogs(tmp_path / "logs")
     with Served(LokiStandIn().app) as served:
@@ -133,8 +133,8 @@ def test_the_agent_and_the_server_agree_on_a_store(tmp_path: Path, redis_url: st
     assert numbers(errors) == list(range(5, logs.written, 10))
 
 
-def test_a_store_behind_tls_is_known_by_the_policys_certificate(tmp_path: Path, redis_url: str) -> None:
-    """With user and password from the environment; without the certificate nothing is sent, and the agent says why."""
+def test_a_tls_store_is_verified_by_the_policys_certificate(tmp_path: Path, redis_url: str) -> None:
+    """User and password come from the environment; without the certificate the agent sends nothing and reports why."""
     signed = certificate(tmp_path)
     store = LokiStandIn()
     (tmp_path / "a.log").write_text("one\n")

@@ -26,8 +26,8 @@ def kernel_line(text: str) -> str:
     return f"{datetime.now(UTC).isoformat(timespec='microseconds')} n1 kernel: {text}\n"
 
 
-def test_an_xid_in_the_kernels_log_becomes_one_run_for_its_gpu(tmp_path: Path, redis_server: RedisServer) -> None:
-    """Within seconds, also where agent, server and Redis are killed between the line and the run; what was in the log
+def test_an_xid_in_the_kernel_log_becomes_one_run_for_its_gpu(tmp_path: Path, redis_server: RedisServer) -> None:
+    """Within seconds, also if agent, server and Redis are killed between the line and the run; what was in the log
     from yesterday has none."""
     kern = tmp_path / "logs" / "kern.log"
     kern.parent.mkdir()
@@ -58,7 +58,7 @@ def test_an_xid_in_the_kernels_log_becomes_one_run_for_its_gpu(tmp_path: Path, r
 
 
 def test_steps_that_wait_for_data_are_one_finding_that_ends(tmp_path: Path, redis_server: RedisServer) -> None:
-    """Without the SDK, by the trainer's own figures; while it lasts its alert fires."""
+    """It needs only the trainer's own figures, without the SDK; its alert fires while it lasts."""
     log = tmp_path / "logs" / "train.log"
     log.parent.mkdir()
     step = "Epoch: [1][{0}/5005]\tTime  {1:.2f} ( 8.1)\tData  {2:.2f} ( 8.0)\tLoss 1.2e+00 (1.0e+00)\n"

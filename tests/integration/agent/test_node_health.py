@@ -96,7 +96,7 @@ def idle(tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]) -> 
 
 
 def test_a_degrading_part_is_found_before_an_error(idle: HealthNode) -> None:
-    """By the node's own record, which outlives a SIGKILL; and the metric shows it without a command."""
+    """It is found by the node's own record, which outlives a SIGKILL; the metric shows it without a command."""
     idle.learn()
     idle.start()
     output = idle.health(gpus=2)
@@ -119,7 +119,7 @@ def test_a_degrading_part_is_found_before_an_error(idle: HealthNode) -> None:
     assert (output["verdict"], failed) == ("failed", [("port_rate", PORT), ("mount_writable", "/")])
 
 
-def test_the_command_line_compares_with_the_record_of_a_running_agent(idle: HealthNode) -> None:
+def test_the_cli_compares_with_the_record_of_a_running_agent(idle: HealthNode) -> None:
     """It also forgets a part that was changed on purpose."""
     idle.learn()
     idle.start()
@@ -148,7 +148,7 @@ def test_the_command_line_compares_with_the_record_of_a_running_agent(idle: Heal
 
 
 def test_a_load_test_measures_memory_and_links(idle: HealthNode) -> None:
-    """With the real probe, on the CPUs of this machine. Its last result stays after a restart."""
+    """It runs the real probe on this machine's CPUs. Its last result survives a restart."""
     idle.start()
     output = idle.final(idle.send(idle.command("node.health", lasting=300, level="burn", gpus=2)), within=300).output
     assert output["verdict"] == "ok", output
@@ -166,8 +166,8 @@ def test_a_load_test_measures_memory_and_links(idle: HealthNode) -> None:
     }
 
 
-def test_a_load_test_leaves_gpus_in_use_alone(idle: HealthNode) -> None:
-    """And is refused where the policy names no probe."""
+def test_a_load_test_skips_gpus_in_use(idle: HealthNode) -> None:
+    """It is refused if the policy names no probe."""
     idle.driver.occupy(1, 4711)
     idle.start()
     output = idle.health(level="burn")
@@ -244,7 +244,7 @@ def test_a_load_test_ends_with_the_agent_and_resumes_with_it(
 def test_a_load_test_without_a_result_is_unknown(
     tmp_path: Path, make_driver: Callable[..., Driver], text: str | None, reason: str
 ) -> None:
-    """Never ok, although everything else is."""
+    """It is never ok, although everything else is."""
     node = HealthNode(tmp_path / "node", "redis://127.0.0.1:1", make_driver(2))
     program = tmp_path / "probe"
     program.write_text(f"#!{sys.executable}\nimport sys\n{text}\n")
@@ -273,7 +273,7 @@ steps:
 """
 
 
-def test_a_playbook_decides_by_the_verdict(tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]) -> None:
+def test_a_playbook_branches_on_the_verdict(tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]) -> None:
     """A node with a fault is a failed step, whose error names the fault."""
     server = Server(tmp_path / "server", PLAYBOOK, "--redis", redis_url)
 

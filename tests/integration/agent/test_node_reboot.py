@@ -62,8 +62,8 @@ def node(tmp_path: Path, redis_url: str) -> Iterator[RebootableNode]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_the_next_boots_agent_answers(node: RebootableNode, end: signal.Signals) -> None:
-    """However the agent of the last boot ended; the system was asked once."""
+def test_the_agent_of_the_next_boot_answers(node: RebootableNode, end: signal.Signals) -> None:
+    """However the last boot's agent ended, the system was asked to reboot only once."""
     command = node.send(node.command("node.reboot", lasting=120))
     eventually(node.asked, 60, "shutdown was asked", every=0.02)
     node.agent.process.send_signal(end)
@@ -77,8 +77,8 @@ def test_the_next_boots_agent_answers(node: RebootableNode, end: signal.Signals)
     assert node.asked() == [ASKED]
 
 
-def test_an_agents_own_restart_is_no_restart_of_the_node(node: RebootableNode) -> None:
-    """It waits on, without asking again."""
+def test_a_restart_of_the_agent_is_not_a_reboot(node: RebootableNode) -> None:
+    """The agent keeps waiting, without asking again."""
     command = node.send(node.command("node.reboot", lasting=120))
     eventually(node.asked, 60, "shutdown was asked", every=0.02)
     node.kill()
@@ -90,10 +90,8 @@ def test_an_agents_own_restart_is_no_restart_of_the_node(node: RebootableNode) -
     assert node.asked() == [ASKED]
 
 
-def test_a_person_approves_and_the_run_succeeds_after_the_restart(
-    tmp_path: Path, redis_url: str, node: RebootableNode
-) -> None:
-    """Also if the server is killed while the node restarts."""
+def test_an_approved_run_succeeds_after_the_reboot(tmp_path: Path, redis_url: str, node: RebootableNode) -> None:
+    """Also if the server is killed during the reboot."""
     options = ("--redis", redis_url)
     server = Server(tmp_path / "server", PLAYBOOK, *options, environment={"TRAINMEDIC_SIGNING_KEY": KEY})
     fired = delivery("NodeStuck", "any")
@@ -116,8 +114,8 @@ def test_a_person_approves_and_the_run_succeeds_after_the_restart(
         assert node.asked() == [ASKED]
 
 
-def test_a_restart_that_may_still_come_is_unknown(tmp_path: Path, redis_url: str) -> None:
-    """The program is killed after it was asked. The step does not ask again."""
+def test_a_reboot_that_may_still_come_has_an_unknown_outcome(tmp_path: Path, redis_url: str) -> None:
+    """The program is killed after the request. The step does not ask again."""
     node = RebootableNode(tmp_path / "node", redis_url, POLICY)
     node.ends_by = "kill -9 $$"
     node.boots(1)

@@ -39,8 +39,8 @@ def restart(
     return executor.perform(accepted("node.restart_unit", unit=unit, **more))
 
 
-def test_a_running_unit_is_started_again_and_stays(units: UnitManager, intents: IntentBook) -> None:
-    """Its invocation and its process are others, as systemd states them."""
+def test_a_running_unit_is_restarted_and_keeps_running(units: UnitManager, intents: IntentBook) -> None:
+    """It has a new invocation and process, as systemd reports them."""
     units.add(UNIT, RUNS)
     units.ask("start", UNIT)
     before, pid = units.shown(UNIT, "InvocationID"), units.shown(UNIT, "MainPID")
@@ -50,7 +50,7 @@ def test_a_running_unit_is_started_again_and_stays(units: UnitManager, intents: 
     assert str(output["main_pid"]) == units.shown(UNIT, "MainPID") != pid
 
 
-def test_it_is_not_restarted_twice_by_one_command(units: UnitManager, intents: IntentBook) -> None:
+def test_one_command_does_not_restart_a_unit_twice(units: UnitManager, intents: IntentBook) -> None:
     """The agent stopped after the restart, as it does if the unit is its own."""
     units.add(UNIT, RUNS)
     units.ask("start", UNIT)
@@ -61,7 +61,7 @@ def test_it_is_not_restarted_twice_by_one_command(units: UnitManager, intents: I
 
 
 def test_a_stopped_or_failed_unit_is_started(units: UnitManager, intents: IntentBook) -> None:
-    """Which is the usual case of a repair."""
+    """This is the usual case of a repair."""
     units.add(UNIT, RUNS)
     assert restart(units, intents)["active_state"] == "active"
     units.ask("kill", "--signal=KILL", UNIT)
@@ -69,8 +69,8 @@ def test_a_stopped_or_failed_unit_is_started(units: UnitManager, intents: Intent
     assert restart(units, intents, command_id="c2")["active_state"] == "active"
 
 
-def test_one_that_fails_at_its_start_is_no_success(units: UnitManager, intents: IntentBook) -> None:
-    """Also if systemctl reports the restart as done, because the process ends a moment later."""
+def test_a_unit_that_fails_at_its_start_is_not_a_success(units: UnitManager, intents: IntentBook) -> None:
+    """Also if systemctl reports the restart as done, because the process exits a moment later."""
     units.add(UNIT, "ExecStart=sh -c 'sleep 0.3; exit 3'")
     with pytest.raises(CommandFailed, match=r"was started again, and is failed \(exit-code\)") as failed:
         restart(units, intents)
@@ -83,7 +83,7 @@ def test_one_that_fails_at_its_start_is_no_success(units: UnitManager, intents: 
         restart(units, intents, "trainmedic-test-loop.service", command_id="c3", seconds=10)
 
 
-def test_a_oneshot_unit_is_judged_by_its_end(units: UnitManager, intents: IntentBook) -> None:
+def test_a_oneshot_unit_is_judged_by_its_result(units: UnitManager, intents: IntentBook) -> None:
     """It is inactive after success."""
     units.add(UNIT, "Type=oneshot\nExecStart=true")
     assert restart(units, intents)["active_state"] == "inactive"
@@ -93,9 +93,7 @@ def test_a_oneshot_unit_is_judged_by_its_end(units: UnitManager, intents: Intent
 
 
 @pytest.mark.parametrize("service", ["Type=oneshot\nExecStart=true", RUNS])
-def test_a_unit_whose_condition_is_not_met_was_not_started(
-    units: UnitManager, intents: IntentBook, service: str
-) -> None:
+def test_a_unit_with_an_unmet_condition_was_not_started(units: UnitManager, intents: IntentBook, service: str) -> None:
     """systemctl reports success for it."""
     units.add(UNIT, f"{service}\n[Unit]\nConditionPathExists=/nonexistent")
     units.add("trainmedic-test-holder.service", f"{RUNS}\n[Unit]\nWants={UNIT}")
@@ -104,14 +102,14 @@ def test_a_unit_whose_condition_is_not_met_was_not_started(
         restart(units, intents)
 
 
-def test_an_end_that_systemd_has_forgotten_is_said_to_be_unseen(units: UnitManager, intents: IntentBook) -> None:
-    """Then a unit that was not started looks like one that has ended well."""
+def test_a_result_that_systemd_has_forgotten_is_reported_as_unseen(units: UnitManager, intents: IntentBook) -> None:
+    """A unit that was not started then looks like one that ended successfully."""
     units.add(UNIT, "Type=oneshot\nExecStart=true\n[Unit]\nConditionPathExists=/nonexistent")
     assert "without a start" in restart(units, intents)["note"]
 
 
-def test_only_what_the_policy_lists_is_restarted(units: UnitManager, intents: IntentBook) -> None:
-    """By its full name: no pattern, option or other kind of unit reaches systemctl."""
+def test_only_units_listed_in_the_policy_are_restarted(units: UnitManager, intents: IntentBook) -> None:
+    """They are listed by full name: no pattern, option or other kind of unit reaches systemctl."""
     units.add(UNIT, RUNS)
     for wrong in ("sshd.service", "dbus.service"):
         with pytest.raises(CommandRejected, match=f"policy does not list {wrong}"):
@@ -126,8 +124,8 @@ def test_only_what_the_policy_lists_is_restarted(units: UnitManager, intents: In
     assert units.shown(UNIT, "ActiveState") == "inactive"
 
 
-def test_a_machine_without_systemd_is_told(intents: IntentBook) -> None:
-    """It is unsupported there, whatever the policy allows."""
+def test_a_machine_without_systemd_is_reported(intents: IntentBook) -> None:
+    """The action is unsupported there, whatever the policy allows."""
     executor = RestartUnitExecutor(POLICY, intents, ("no-systemctl",))
     with pytest.raises(CommandUnsupported, match="no-systemctl is not on this machine"):
         executor.perform(accepted("node.restart_unit", unit=UNIT))

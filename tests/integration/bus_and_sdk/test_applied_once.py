@@ -21,10 +21,10 @@ from trainmedic_server.adapters.redis_bus import RedisBus
 ROOT = Path(__file__).parents[3]
 
 
-async def test_a_repeated_command_is_answered_again_and_not_applied_again(
+async def test_a_repeated_command_is_answered_again_but_not_applied_again(
     redis_server: Any, client: Redis, start_job: Any
 ) -> None:
-    """From the memory of the process; also past its expiry, because it was applied in time."""
+    """The answer comes from the process's memory, also after the expiry, because it was applied in time."""
     job = start_job(redis_server.url, signing_key=KEY)
     sent = make_command(seconds=2)  # enough for a slow machine to take it
     await put(client, sent)
@@ -37,7 +37,7 @@ async def test_a_repeated_command_is_answered_again_and_not_applied_again(
     assert job.done == [sent.id]
 
 
-async def test_a_restarted_job_remembers_what_was_applied(redis_server: Any, client: Redis, start_job: Any) -> None:
+async def test_a_restarted_job_remembers_applied_commands(redis_server: Any, client: Redis, start_job: Any) -> None:
     """The memory is in Redis too: the new process answers and does not apply."""
     sent = make_command()
     first = start_job(redis_server.url, lambda given: given.applied(after=0.05), signing_key=KEY)
@@ -51,10 +51,10 @@ async def test_a_restarted_job_remembers_what_was_applied(redis_server: Any, cli
     assert second.done == []
 
 
-async def test_asking_again_while_it_is_carried_out_gives_it_more_time(
+async def test_a_repeated_request_extends_the_time_of_a_running_command(
     redis_server: Any, bus: RedisBus, start_job: Any
 ) -> None:
-    """The server timed out, and asks with the same id: one effect, one answer, no expiry in between."""
+    """The server timed out and asks again with the same id: one effect, one answer, no expiry in between."""
     job = start_job(redis_server.url, signing_key=KEY)
     job.hold()
     sent = make_command(seconds=3)  # enough for a slow machine to take it
@@ -72,7 +72,7 @@ async def test_asking_again_while_it_is_carried_out_gives_it_more_time(
 async def test_a_killed_job_applies_nothing_twice(
     redis_server: Any, bus: RedisBus, tmp_path: Path, moment: str
 ) -> None:
-    """Killed before it answers: the next process says so, and does not apply it. Killed after: it says what was."""
+    """Killed before it answers, the next process reports that and does not apply; killed after, it answers again."""
     log = tmp_path / "effects"
     sent = make_command(seconds=20)
     with _process(redis_server.url, log, moment) as first:

@@ -14,10 +14,10 @@ from trainmedic_server.adapters.redis_bus import RedisBus
 
 
 @pytest.mark.parametrize("key", [None, "another key"], ids=["unsigned", "wrong key"])
-async def test_unsigned_and_wrongly_signed_commands_are_refused(
+async def test_unsigned_and_wrongly_signed_commands_are_rejected(
     redis_server: Any, client: Redis, start_job: Any, key: str | None
 ) -> None:
-    """And leave no trace: the same command, signed rightly, is applied afterwards."""
+    """They leave no trace: the same command, correctly signed, is applied afterwards."""
     job = start_job(redis_server.url, signing_key=KEY)
     sent = make_command()
     await put(client, sent, key)
@@ -30,8 +30,8 @@ async def test_unsigned_and_wrongly_signed_commands_are_refused(
     assert job.done == [sent.id]
 
 
-async def test_a_genuine_command_of_another_job_is_refused(redis_server: Any, client: Redis, start_job: Any) -> None:
-    """A signature does not help who copies a command from one stream to another."""
+async def test_a_genuine_command_for_another_job_is_rejected(redis_server: Any, client: Redis, start_job: Any) -> None:
+    """A signature does not help to copy a command from one stream to another."""
     job = start_job(redis_server.url, signing_key=KEY)
     sent = make_command(target={"kind": "job", "job": "llm-2"})
     await put(client, sent)
@@ -47,7 +47,7 @@ async def test_a_genuine_command_of_another_job_is_refused(redis_server: Any, cl
 async def test_bad_parameters_never_reach_the_loop(
     redis_server: Any, bus: RedisBus, start_job: Any, params: dict[str, Any]
 ) -> None:
-    """They are answered by name."""
+    """The answer names them."""
     job = start_job(redis_server.url, signing_key=KEY)
     reply = await ask(bus, make_command(params=params))
     assert reply.status == envelope.REJECTED
@@ -76,10 +76,10 @@ async def test_bad_parameters_never_reach_the_loop(
     ],
     ids=["empty", "cut", "not utf-8", "deep", "version", "large", "other", "surrogate", "long id", "time", "params"],
 )
-async def test_what_an_attacker_writes_does_not_stop_the_reader(
+async def test_an_attackers_messages_do_not_stop_the_reader(
     redis_server: Any, bus: RedisBus, client: Redis, start_job: Any, fields: dict[str, bytes]
 ) -> None:
-    """Unreadable messages are taken off, and the genuine command behind them is carried out."""
+    """Unreadable messages are removed, and the genuine command after them is carried out."""
     job = start_job(redis_server.url, signing_key=KEY)
     await client.xadd(envelope.job_commands("llm-1"), fields)
     await client.xadd(envelope.REPLIES, {"reply": fields.get("command", b"")})
@@ -91,7 +91,7 @@ async def test_what_an_attacker_writes_does_not_stop_the_reader(
 async def test_a_forged_mark_cannot_make_a_command_apply_twice(
     redis_server: Any, bus: RedisBus, client: Redis, start_job: Any
 ) -> None:
-    """What somebody else has written in the memory says nothing, so nothing is done and nothing is answered."""
+    """A mark that another client has written proves nothing, so nothing is applied or answered."""
     job = start_job(redis_server.url, signing_key=KEY)
     sent = make_command(seconds=1.0)
     await client.set(f"trainmedic:memory:job:llm-1:{sent.id}", b"\xff{")

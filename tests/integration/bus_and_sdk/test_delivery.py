@@ -24,7 +24,7 @@ from trainmedic_server.adapters.redis_replies import ReplyWaiter
 async def test_a_command_reaches_the_loop_and_its_answer_the_server(
     redis_server: Any, bus: RedisBus, start_job: Any
 ) -> None:
-    """Action, checked parameters and reason there; status, output, rank and step here."""
+    """Action, checked parameters and reason arrive in the job; status, output, rank and step at the server."""
     seen: list[trainmedic.JobCommand] = []
 
     def act(given: trainmedic.JobCommand) -> None:
@@ -60,10 +60,10 @@ async def test_an_answer_waits_for_no_other_command(redis_server: Any, bus: Redi
         assert min(seconds) < 0.1, seconds  # each would be held up; a busy machine does not hold up all
 
 
-async def test_nothing_is_left_in_redis_but_the_memory(
+async def test_only_the_memory_is_left_in_redis(
     redis_server: Any, bus: RedisBus, client: Redis, start_job: Any
 ) -> None:
-    """Answered and settled, a command is on no stream and pending nowhere."""
+    """An answered and settled command is on no stream and pending nowhere."""
     job = start_job(redis_server.url, signing_key=KEY)
     sent = make_command()
     await ask(bus, sent)
@@ -79,10 +79,8 @@ async def test_nothing_is_left_in_redis_but_the_memory(
     assert await client.ttl(f"trainmedic:memory:job:llm-1:{sent.id}") > 0
 
 
-async def test_a_command_leaves_nothing_to_the_garbage_collector(
-    redis_server: Any, bus: RedisBus, start_job: Any
-) -> None:
-    """A server that collects seldom must not fill its memory with what its commands leave."""
+async def test_a_command_leaves_no_garbage_to_collect(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
+    """A server that rarely collects garbage must not fill its memory with remains of its commands."""
     start_job(redis_server.url, signing_key=KEY)
     gc.collect()
     gc.disable()
@@ -96,7 +94,7 @@ async def test_a_command_leaves_nothing_to_the_garbage_collector(
 
 
 async def test_handlers_answer_for_the_loop(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
-    """Returning is applied, raising says why not, and no handler is unsupported; the loop lives on."""
+    """Returning means applied, raising gives a reason, and no handler means unsupported; the loop survives."""
     job = start_job(redis_server.url, act=lambda _: None, signing_key=KEY)
 
     @job.medic.on("job.scale_lr")
@@ -135,7 +133,7 @@ async def test_handlers_answer_for_the_loop(redis_server: Any, bus: RedisBus, st
 
 
 async def test_a_handler_may_answer_when_its_work_is_done(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
-    """Work that outlasts the handler, such as a restart of the loop, is applied when the answer says so."""
+    """Work that outlasts the handler, such as a loop restart, counts as applied when the answer comes."""
     job = start_job(redis_server.url, act=lambda _: None, signing_key=KEY)
     begun: list[trainmedic.JobCommand] = []
 
@@ -152,8 +150,8 @@ async def test_a_handler_may_answer_when_its_work_is_done(redis_server: Any, bus
     assert ((await asked).status, (await asked).output["checkpoint"]) == ("applied", "step-7")
 
 
-async def test_what_a_job_cannot_do_it_says_beforehand(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
-    """The capability is announced, and a command is answered with the reason without troubling the loop."""
+async def test_a_job_announces_what_it_cannot_do(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
+    """The capability is announced; a command is answered with the reason without reaching the loop."""
     job = start_job(redis_server.url, act=lambda _: None, signing_key=KEY)
     job.medic.cannot("job.rollback", "the loop is not restarted here")
     job.hold()
@@ -166,10 +164,10 @@ async def test_what_a_job_cannot_do_it_says_beforehand(redis_server: Any, bus: R
     await eventually(announced)
 
 
-async def test_presence_says_who_is_there_and_goes_with_the_job(
+async def test_presence_describes_the_job_and_ends_with_it(
     redis_server: Any, bus: RedisBus, client: Redis, start_job: Any
 ) -> None:
-    """Expiring while the job lives, deleted when it ends."""
+    """It has an expiry while the job lives, and is deleted when the job ends."""
     job = start_job(redis_server.url, rank=0, world_size=8, capabilities={"job.stop": "unsupported"}, signing_key=KEY)
     await eventually(lambda: client.exists(envelope.job_presence("llm-1")))
     assert 0 < await client.ttl(envelope.job_presence("llm-1")) <= 15
@@ -188,8 +186,8 @@ async def test_presence_says_who_is_there_and_goes_with_the_job(
     assert await bus.jobs() == []
 
 
-async def test_the_presence_of_a_newer_process_is_left_alone(redis_server: Any, client: Redis, start_job: Any) -> None:
-    """A job that is restarted before its old process has ended stays connected."""
+async def test_the_presence_of_a_newer_process_is_not_deleted(redis_server: Any, client: Redis, start_job: Any) -> None:
+    """A job that restarts before its old process has ended stays connected."""
     old = start_job(redis_server.url)
     await eventually(lambda: client.exists(envelope.job_presence("llm-1")))
     await client.set(envelope.job_presence("llm-1"), json.dumps({"instance": "newer"}))
@@ -200,7 +198,7 @@ async def test_the_presence_of_a_newer_process_is_left_alone(redis_server: Any, 
 async def test_a_burst_of_a_thousand_commands_is_applied_once_each(
     redis_server: Any, bus: RedisBus, start_job: Any
 ) -> None:
-    """In order of sending, all answered."""
+    """They are applied in the order of sending, and all are answered."""
     job = start_job(redis_server.url, signing_key=KEY)
     sent = [make_command(seconds=30) for _ in range(1000)]
     replies = await asyncio.gather(*(ask(bus, one) for one in sent))
@@ -208,8 +206,8 @@ async def test_a_burst_of_a_thousand_commands_is_applied_once_each(
     assert job.done == [one.id for one in sent]
 
 
-async def test_a_jobs_own_command_is_checked_by_its_schema(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
-    """Announced with the presence. What does not fit never reaches the handler; a wrong name is told the near one."""
+async def test_a_jobs_own_command_is_validated_by_its_schema(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
+    """It is announced with the presence. Invalid ones never reach the handler; a wrong name gets a suggestion."""
     job = start_job(redis_server.url, lambda command: None, signing_key=KEY)
     seen: list[Any] = []
     schema = {"type": "object", "properties": {"shard": {"type": "integer"}}, "required": ["shard"]}

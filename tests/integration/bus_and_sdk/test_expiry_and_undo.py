@@ -16,7 +16,7 @@ from trainmedic.wire import envelope
 from trainmedic_server.adapters.redis_bus import RedisBus
 
 
-async def test_what_comes_too_late_is_answered_expired_and_may_come_again(
+async def test_a_late_command_is_answered_expired_and_may_come_again(
     redis_server: Any, client: Redis, start_job: Any
 ) -> None:
     """A command that was never applied is not remembered as if it had been."""
@@ -29,10 +29,10 @@ async def test_what_comes_too_late_is_answered_expired_and_may_come_again(
     assert job.done == [late.id]
 
 
-async def test_what_waits_too_long_for_the_loop_expires_and_may_come_again(
+async def test_a_command_that_waits_too_long_for_the_loop_expires_and_may_come_again(
     redis_server: Any, client: Redis, start_job: Any
 ) -> None:
-    """It was taken up, but the step took longer than the command was good for."""
+    """It was accepted, but the step took longer than the command was valid."""
     job = start_job(redis_server.url, signing_key=KEY)
     job.hold()
     sent = make_command(seconds=3)  # enough for a slow machine to take it
@@ -46,10 +46,10 @@ async def test_what_waits_too_long_for_the_loop_expires_and_may_come_again(
     assert job.done == [sent.id]
 
 
-async def test_what_the_loop_lets_fall_is_answered_failed(
+async def test_a_command_dropped_by_the_loop_is_answered_failed(
     redis_server: Any, client: Redis, start_job: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once it has expired; a later answer is logged and changes nothing."""
+    """This happens at its expiry; a later answer is logged and changes nothing."""
     fallen: list[trainmedic.JobCommand] = []
     start_job(redis_server.url, fallen.append, signing_key=KEY)
     sent = make_command(seconds=3)  # enough for a slow machine to take it
@@ -64,8 +64,8 @@ async def test_what_the_loop_lets_fall_is_answered_failed(
     assert "comes too late" in caplog.text
 
 
-async def test_a_job_that_ends_answers_what_it_leaves(redis_server: Any, client: Redis, start_job: Any) -> None:
-    """Both what the loop has and what it did not come to."""
+async def test_a_job_that_ends_answers_its_pending_commands(redis_server: Any, client: Redis, start_job: Any) -> None:
+    """This covers the commands in the loop and those still waiting for it."""
     job = start_job(redis_server.url, lambda _: None, signing_key=KEY)
     taken, waiting = make_command(), make_command()
     await put(client, taken)
@@ -80,8 +80,8 @@ async def test_a_job_that_ends_answers_what_it_leaves(redis_server: Any, client:
         assert "the job ended before it" in reply.output["reason"]
 
 
-async def test_an_undo_of_what_was_applied_is_applied(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
-    """Like any command; also by the next process."""
+async def test_an_undo_of_an_applied_command_is_applied(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
+    """It is handled like any command, also by the next process."""
     job = start_job(redis_server.url, signing_key=KEY)
     done = make_command()
     await ask(bus, done)
@@ -92,10 +92,10 @@ async def test_an_undo_of_what_was_applied_is_applied(redis_server: Any, bus: Re
     assert second.done == [undo.id]
 
 
-async def test_an_undo_of_what_was_not_applied_changes_nothing(
+async def test_an_undo_of_an_unapplied_command_changes_nothing(
     redis_server: Any, bus: RedisBus, client: Redis, start_job: Any
 ) -> None:
-    """Never seen, refused, or expired: success, with nothing done. What comes after its undo is not applied."""
+    """Never seen, rejected or expired: success, with nothing done. A command after its undo is not applied."""
 
     def act(given: trainmedic.JobCommand) -> None:
         given.rejected("no")
@@ -112,10 +112,8 @@ async def test_an_undo_of_what_was_not_applied_changes_nothing(
     assert job.done == [refused.id]
 
 
-async def test_an_undo_waits_for_the_answer_to_what_it_takes_back(
-    redis_server: Any, bus: RedisBus, start_job: Any
-) -> None:
-    """Both came in one step: whether there is something to undo is known after the first was answered."""
+async def test_an_undo_waits_for_the_answer_to_its_command(redis_server: Any, bus: RedisBus, start_job: Any) -> None:
+    """Both came in one step: whether there is something to undo is known only after the answer."""
     job = start_job(redis_server.url, lambda given: given.failed("out of memory"), signing_key=KEY)
     job.hold()
     first = make_command()

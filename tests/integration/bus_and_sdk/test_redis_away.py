@@ -22,7 +22,7 @@ from trainmedic_server.adapters.system_clock import SystemClock
 ROOT = Path(__file__).parents[3]
 
 
-async def test_training_goes_on_while_redis_is_dead_and_all_resumes_when_it_is_back(
+async def test_training_continues_without_redis_and_everything_resumes_after_its_recovery(
     redis_server: Any, bus: RedisBus, start_job: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A command taken before the kill is answered after it, once; a new one waits and arrives; two log lines."""
@@ -48,7 +48,7 @@ async def test_training_goes_on_while_redis_is_dead_and_all_resumes_when_it_is_b
 
 
 async def test_a_job_may_start_before_its_server(redis_server: Any, bus: RedisBus, tmp_path: Path) -> None:
-    """Without a URL it waits for the one that a server will leave in its state directory."""
+    """Without a URL it waits for the one that a server writes to its state directory."""
     program = (
         "import sys, time, trainmedic\n"
         "medic = trainmedic.connect()\n"
@@ -77,7 +77,7 @@ async def test_a_job_may_start_before_its_server(redis_server: Any, bus: RedisBu
         process.stdout.close()
 
 
-async def test_a_password_is_used_and_never_told(
+async def test_a_password_is_used_and_never_revealed(
     own_redis: Any, tmp_path: Path, start_job: Any, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both sides log in; when Redis dies neither side's log shows the password."""
@@ -96,7 +96,7 @@ async def test_a_password_is_used_and_never_told(
 
 
 async def test_tls_is_verified_on_both_sides(own_redis: Any, tmp_path: Path, start_job: Any) -> None:
-    """With the authority named in the URL all works; without it nobody talks."""
+    """With the CA named in the URL everything works; without it neither side connects."""
     make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     make += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     make += ["-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "crt")]

@@ -44,10 +44,8 @@ def verdict(server: Server) -> Any:
     return answer.body if answer.status == 200 else None
 
 
-def test_a_job_that_hangs_gets_a_verdict_an_alert_and_a_run(
-    tmp_path: Path, redis_url: str, sender: FindingSender
-) -> None:
-    """Within a minute, by the API and the command line; a server that is killed and started again has it still,
+def test_a_hanging_job_gets_a_verdict_an_alert_and_a_run(tmp_path: Path, redis_url: str, sender: FindingSender) -> None:
+    """Within a minute, by the API and the command line; a server that is killed and restarted still has it,
     and tells nothing twice."""
     with serve(tmp_path, redis_url) as server, Job("llm-1", redis_url, KEY) as job:
         (server.directory / "playbooks" / "failed.yaml").write_text(_PLAYBOOK)

@@ -44,13 +44,13 @@ def failed(directory: Path, accident: str, place: str = "") -> Verdict:
 def test_the_rank_and_the_cause_are_found(
     accident: str, cause: CauseClass, confidence: Confidence, tmp_path: Path
 ) -> None:
-    """Of four ranks, all of which end with an error or wait: the one that began it, and no node."""
+    """Of four ranks that all fail or wait, the verdict names the first one, and no node."""
     verdict = failed(tmp_path, accident)
     assert (verdict.ranks, verdict.cause, verdict.confidence, verdict.node) == ((2,), cause, confidence, None), verdict
 
 
-def test_a_rank_that_a_memory_group_kills_is_told_by_the_kernel(tmp_path: Path) -> None:
-    """Without the kernel's log it is a bare SIGKILL; with it, want of memory, of that rank, by its process id."""
+def test_the_kernel_log_identifies_a_rank_killed_by_its_memory_group(tmp_path: Path) -> None:
+    """Without the kernel log it is a bare SIGKILL; with it, out of memory of that rank, by its process id."""
     with memory_group(tmp_path.name) as group:
         without = failed(tmp_path, "cgroup", str(group))
     assert (without.ranks, without.cause) == ((2,), CauseClass.UNKNOWN), without

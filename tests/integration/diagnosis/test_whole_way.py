@@ -74,10 +74,10 @@ _EXPECTED = {
         ]
     ),
 )
-def test_the_rank_that_failed_is_named_by_one_alert(
+def test_one_alert_names_the_rank_that_failed(
     accident: str, killed: str, tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    """Also with the server, the agent or Redis killed just when the job has ended; by one run of a playbook."""
+    """A playbook then runs once, also if the server, the agent or Redis is killed just after the job ended."""
     playbook = _PLAYBOOK
     if accident == "nan":  # the job goes on, so there is no verdict: people are told by the alert of the finding
         playbook = playbook.replace("TrainingFailed", "TrainingLossNaN").replace("diagnosis", "log")

@@ -65,7 +65,7 @@ def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("stage", "weights"), some_of([(3, "bf16"), (1, "bf16"), (2, "fp32"), (0, "fp32"), (0, "bf16")])
 )
-async def test_engines_go_back_together_to_the_bit(
+async def test_engines_roll_back_together_bit_for_bit(
     stage: int, weights: str, job: RankProcesses, bus: RedisBus, redis_server: Any
 ) -> None:
     """With smaller batches and longer accumulation ordered and then a rollback to the beginning, each rank trains as

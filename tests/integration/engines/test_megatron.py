@@ -87,7 +87,7 @@ def course(job: RankProcesses, directory: str, rank: int = 0) -> list[dict[str, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", some_of(list(KINDS)))
-async def test_all_ranks_go_back_in_the_running_process(
+async def test_all_ranks_roll_back_in_the_running_process(
     kind: str, job: RankProcesses, bus: RedisBus, redis_server: Any
 ) -> None:
     """After rollbacks and a scaled rate that is taken back the training is the same to the bit as one in which nothing

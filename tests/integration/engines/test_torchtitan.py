@@ -87,7 +87,7 @@ def by_step(job: RankProcesses, name: str, directory: str = "ordered") -> dict[i
     return {line["step"]: line[name] for line in course(job, directory)}
 
 
-async def test_all_ranks_go_back_in_the_running_process(job: RankProcesses, bus: RedisBus, redis_server: Any) -> None:
+async def test_all_ranks_roll_back_in_the_running_process(job: RankProcesses, bus: RedisBus, redis_server: Any) -> None:
     """After rollbacks and a scaled rate that is taken back the training is the same to the bit as one in which nothing
     happened, and each rollback has compared what was loaded and drawn. The rate stays scaled over steps, rollbacks and
     checkpoints, which hold the schedule's own."""
@@ -126,8 +126,10 @@ async def test_all_ranks_go_back_in_the_running_process(job: RankProcesses, bus:
 
 
 @pytest.mark.long
-async def test_what_is_left_out_stays_so_after_a_restart(job: RankProcesses, bus: RedisBus, redis_server: Any) -> None:
-    """Batches are left out one by one, and again by a process that starts from before them; nothing goes on from what
+async def test_skipped_batches_stay_skipped_after_a_restart(
+    job: RankProcesses, bus: RedisBus, redis_server: Any
+) -> None:
+    """Batches are skipped one by one, and again by a process that starts from before them; nothing resumes from what
     was put aside. A changed rate is in force after a restart as well."""
     await begin(job, redis_server)
     await until(job, 10, 20)
@@ -151,10 +153,10 @@ async def test_what_is_left_out_stays_so_after_a_restart(job: RankProcesses, bus
     assert steps[11] != steps[10]
 
 
-async def test_a_damaged_checkpoint_gives_way_to_an_older_one(
+async def test_a_damaged_checkpoint_is_replaced_by_an_older_one(
     job: RankProcesses, bus: RedisBus, redis_server: Any
 ) -> None:
-    """One whose content is not what the ranks have saved is seen once it is loaded, by all of them."""
+    """All ranks notice after loading that the content differs from what they saved."""
     await begin(job, redis_server)
     await until(job, 10, 20, 30)
     kept = job.directory / "ordered/checkpoint/step-20/.trainmedic-rank-00001.json"

@@ -60,7 +60,7 @@ def stories(shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_step_after_a_rollback_trains_on_what_it_had_to(stories: dict[str, Story], kind: str) -> None:
+def test_each_step_after_a_rollback_trains_on_the_right_samples(stories: dict[str, Story], kind: str) -> None:
     """Completions and losses of steps 11 to 24 are those of a training that was never spoiled. The losses of
     ``reference`` depend on a model that follows the trained one. Nobody said when the weights were spoiled, so losses
     that differ from there on make the answer ``failed``; the course is right all the same."""
@@ -83,13 +83,13 @@ def test_each_step_after_a_rollback_trains_on_what_it_had_to(stories: dict[str, 
     assert all(rest == plain[step] for step, *rest in again)
 
 
-def test_the_checkpoint_of_an_adapter_is_without_the_frozen_model(stories: dict[str, Story]) -> None:
+def test_an_adapters_checkpoint_excludes_the_frozen_model(stories: dict[str, Story]) -> None:
     saved = stories["lora"]["saved"]
     assert "adapter_model.safetensors" in saved
     assert "model.safetensors" not in saved
 
 
-def test_a_frozen_model_that_changed_damages_no_checkpoint_of_its_adapter(stories: dict[str, Story]) -> None:
+def test_a_changed_frozen_model_damages_no_checkpoint_of_its_adapter(stories: dict[str, Story]) -> None:
     """Nothing in the process can restore it. The training continues, and its checkpoints stay for the next one."""
     status, output = stories["base"]["answer"]
     assert status == "failed"
@@ -100,7 +100,7 @@ def test_a_frozen_model_that_changed_damages_no_checkpoint_of_its_adapter(storie
 
 
 @pytest.mark.parametrize("kind", ["grpo", "rloo"])
-def test_the_answer_counts_batches_up_to_where_the_model_samples(stories: dict[str, Story], kind: str) -> None:
+def test_the_answer_counts_batches_up_to_the_next_sampling(stories: dict[str, Story], kind: str) -> None:
     """The checkpoint holds the completions of steps 11 to 16. The spoiled model has sampled those of 17 and 18."""
     _, output = stories[kind]["answer"]
     batches = output["verified"]["batches"]
@@ -110,7 +110,7 @@ def test_the_answer_counts_batches_up_to_where_the_model_samples(stories: dict[s
 
 
 def test_an_engine_samples_with_the_weights_of_the_checkpoint(stories: dict[str, Story]) -> None:
-    """It had sampled at step 16 of the abandoned course, and samples at step 16 again."""
+    """It sampled at step 16 of the abandoned run, and samples at step 16 again."""
     assert stories["engine"]["sampled"] == [[0, True], [8, True], [16, True], [16, True]]
     _, output = stories["engine"]["answer"]
     assert output["rollout_engine"] == "it gets the weights of the checkpoint before it samples again"
@@ -118,8 +118,8 @@ def test_an_engine_samples_with_the_weights_of_the_checkpoint(stories: dict[str,
     assert output["verified"]["batches"]["compared"] == 0
 
 
-def test_a_skip_over_the_end_of_an_epoch_leaves_out_whole_samplings(stories: dict[str, Story]) -> None:
-    """Steps 9 to 16 share four prompts, and 17 to 24 four of the next epoch. None is trained on of the first, although
+def test_a_skip_over_the_end_of_an_epoch_skips_whole_samplings(stories: dict[str, Story]) -> None:
+    """Steps 9 to 16 share four prompts, 17 to 24 four of the next epoch. None of the first is trained on, although
     three batches were to be left out, and the second take their place. Then the next four prompts follow."""
     plain, repaired = (
         [(step, {tuple(prompt) for prompt in prompts}) for step, prompts in each]
@@ -183,7 +183,7 @@ def spoil(trainer: Any) -> None:
 def test_buffers_counters_and_averages_come_from_the_checkpoint(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, skip: int
 ) -> None:
-    """With batches left out, those that the checkpoint holds are left out too; counters and averages stay."""
+    """With skipped batches, those in the checkpoint are skipped too; counters and averages stay."""
 
     def act(control: Any) -> None:
         spoil(trainer)
@@ -205,8 +205,8 @@ def test_buffers_counters_and_averages_come_from_the_checkpoint(
         assert reply.output["trainer_state"] == {"restored": ["average", "count"], "reset": ["buffer"]}
 
 
-def test_without_copies_the_state_is_that_of_a_new_process(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """So it is with checkpoints of earlier releases. The answer names what was reset."""
+def test_the_state_without_copies_is_that_of_a_new_process(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """This also holds for checkpoints of earlier releases. The answer names what was reset."""
 
     def act(control: Any) -> None:
         for path in tmp_path.glob("out/checkpoint-*/trainmedic-held-*"):
@@ -244,8 +244,8 @@ class Recurrent(torch.nn.Module):
 
 
 @pytest.mark.parametrize("skip", [0, 3])
-def test_a_model_gets_back_what_it_carries(tmp_path: Path, medic: trainmedic.Medic, sent: Sent, skip: int) -> None:
-    """A hidden state that is no number any more would make every loss after the rollback one. Losses repeat."""
+def test_a_models_carried_state_is_restored(tmp_path: Path, medic: trainmedic.Medic, sent: Sent, skip: int) -> None:
+    """A hidden state with NaN would make every loss after the rollback NaN. The losses repeat."""
 
     def act(control: Any) -> None:
         with torch.no_grad():
@@ -288,10 +288,10 @@ class BufferingLine(line.Line):
 
 
 @pytest.mark.parametrize("has_copies", [True, False])
-def test_a_lightning_model_gets_back_what_it_has_gathered(
+def test_a_lightning_models_collected_state_is_restored(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, has_copies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step trains on what it did before. Where the checkpoint has no copies, the model begins to gather again, and
+    """Each step trains on the same as before. Without copies in the checkpoint, collecting starts again, and
     the first loss shows it."""
     if not has_copies:
         monkeypatch.setattr(LightningFramework, "held", lambda _: {})
@@ -325,7 +325,7 @@ class Leaking(Trainer):  # type: ignore[misc]
 def test_other_batches_at_the_loss_are_failed_though_the_loader_gives_the_same(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """The first step after the rollback trains on a batch of the abandoned course."""
+    """The first step after the rollback trains on a batch of the abandoned run."""
     Leaking.late.clear()
     trainer = hf.make_trainer(tmp_path, hf.Script(at_18=sent("job.rollback", step=10)), cls=Leaking, max_steps=30)
     huggingface.train(trainer, medic=medic, limits=QUICK)
@@ -356,10 +356,10 @@ class SamplingBeside(Trainer):  # type: ignore[misc]
         (SamplingBeside, "its queue holds completions of the abandoned model"),
     ],
 )
-def test_a_trainer_whose_engine_cannot_be_reached_is_not_rolled_back(
+def test_a_trainer_with_an_unreachable_engine_is_not_rolled_back(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, kind: type[Trainer], reason: str
 ) -> None:
-    """It would go on with completions of the abandoned course."""
+    """It would continue with completions of the abandoned run."""
     trainer = hf.make_trainer(tmp_path, hf.Script(at_8=sent("job.rollback")), cls=kind, save_steps=5, max_steps=9)
     huggingface.train(trainer, medic=medic, limits=QUICK)
     reply = sent.reply()
@@ -367,7 +367,7 @@ def test_a_trainer_whose_engine_cannot_be_reached_is_not_rolled_back(
     assert reason in reply.output["reason"]
 
 
-def test_the_worker_of_trl_has_the_name_by_which_it_is_known() -> None:
-    """Its trainer needs a server of vLLM and cannot be made here."""
+def test_trls_worker_has_the_expected_attribute_name() -> None:
+    """Its trainer needs a vLLM server and cannot be created here."""
     trainer = (TRL / "trl" / "experimental" / "async_grpo" / "async_grpo_trainer.py").read_text()
     assert "self.rollout_worker = rollout_worker" in trainer

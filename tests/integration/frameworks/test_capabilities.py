@@ -30,7 +30,7 @@ def _stated(server: Server) -> Any:
 
 
 def test_a_step_that_the_job_cannot_carry_out_fails_with_the_jobs_reason(tmp_path: Path) -> None:
-    """A Trainer with the callback alone saves, and says why it does not go back; the API shows it beforehand."""
+    """A Trainer with only the callback saves, and says why it cannot roll back; the API shows this in advance."""
     over = threading.Event()
 
     def until_over(control: object) -> None:

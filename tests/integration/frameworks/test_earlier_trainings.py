@@ -29,8 +29,8 @@ def killed(_: Any) -> None:
 # --- Hugging Face -------------------------------------------------------------------------------------
 
 
-def test_a_new_training_does_not_go_back_to_an_old_one(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Its weights are another model's. A checkpoint of this training, by the same name, is gone back to."""
+def test_a_new_training_does_not_roll_back_to_an_old_one(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """The old weights are another model's. A checkpoint of this training with the same name is restored."""
     hf.make_trainer(tmp_path, max_steps=10, save_steps=5).train()
     script = hf.Script(at_8=sent("job.rollback"), at_12=sent("job.rollback"))
     trainer = hf.make_trainer(tmp_path, script, max_steps=15)
@@ -40,8 +40,8 @@ def test_a_new_training_does_not_go_back_to_an_old_one(tmp_path: Path, medic: tr
     assert (second.status, second.output["checkpoint_step"]) == ("applied", 10)
 
 
-def test_a_crash_of_a_new_training_is_not_followed_by_an_old_one(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """It would end at once, with the old weights, as if all were well."""
+def test_a_new_training_does_not_restart_from_an_old_one_after_a_crash(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """It would end at once, with the old weights, as if nothing were wrong."""
     hf.make_trainer(tmp_path, max_steps=10).train()
 
     class Crashing(hf.Trainer):  # type: ignore[misc]
@@ -54,16 +54,16 @@ def test_a_crash_of_a_new_training_is_not_followed_by_an_old_one(tmp_path: Path,
         huggingface.train(hf.make_trainer(tmp_path, cls=Crashing, max_steps=10), medic=medic, limits=QUICK)
 
 
-def test_a_new_training_has_a_budget_of_its_own(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """The training before, in the same directory, had spent all of its own."""
+def test_a_new_training_has_its_own_budget(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """The previous training in the same directory had used up its own."""
     for _ in range(2):
         script = hf.Script(at_7=sent("job.rollback"))
         huggingface.train(hf.make_trainer(tmp_path, script, max_steps=8, save_steps=5), medic=medic, limits=QUICK)
     assert [reply.status for reply in sent.replies()] == ["applied", "applied"]
 
 
-def test_a_scaled_rate_is_kept_over_a_kill(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """It is kept though the checkpoint is older than the scale, and an undo still fits. A new training has no scale."""
+def test_a_scaled_rate_survives_a_kill(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """It is kept though the checkpoint is older, and an undo still works. A new training has no scale."""
     plain = hf.Script()
     hf.make_trainer(tmp_path / "plain", plain, max_steps=20).train()
     script = hf.Script(at_11=sent("job.scale_lr", factor=0.3), at_14=killed)
@@ -90,8 +90,8 @@ def fit(trainer: Any, medic: trainmedic.Medic, **options: Any) -> None:
     trainmedic.lightning.fit(trainer, line.Line(), line.loader(), medic=medic, limits=QUICK, **options)
 
 
-def test_a_new_fit_does_not_go_back_to_an_old_one(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Its budget is not that of the old one either."""
+def test_a_new_fit_does_not_roll_back_to_an_old_one(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """It does not share the old one's budget either."""
     for _ in range(2):
         script = line.Script(at_4=sent("job.rollback"), at_7=sent("job.rollback"))
         fit(line.make_trainer(tmp_path, script, max_steps=9), medic)
@@ -100,10 +100,8 @@ def test_a_new_fit_does_not_go_back_to_an_old_one(tmp_path: Path, medic: trainme
     assert [reply.output["checkpoint"] for reply in replies[1::2]] == ["epoch=0-step=5.ckpt", "epoch=0-step=5-v1.ckpt"]
 
 
-def test_a_rate_that_was_scaled_in_a_fit_is_kept_over_a_kill(
-    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
-) -> None:
-    """It is kept though the checkpoint that is resumed from was written before."""
+def test_a_rate_scaled_in_a_fit_survives_a_kill(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """It is kept though the checkpoint that is resumed from is older than the scale."""
     plain = line.Script()
     fit(line.make_trainer(tmp_path / "plain", plain, max_steps=12), medic)
     script = line.Script(at_7=sent("job.scale_lr", factor=0.5), at_8=killed)

@@ -30,7 +30,7 @@ def weights(trainer: Any) -> torch.Tensor:
 
 
 def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """From step 27 it goes back to 20: the losses come again, the last weights are the same, the answer says where."""
+    """The job returns from step 27 to 20: losses and final weights are the same, and the answer names the step."""
     plain = Script()
     undisturbed = make_trainer(tmp_path / "plain", plain)
     undisturbed.train()
@@ -49,7 +49,7 @@ def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: 
 
 
 def test_a_rollback_repeats_a_run_in_16_bits_exactly(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Of fp16 a CPU has no mixed precision in the Trainer."""
+    """On a CPU, the Trainer supports no mixed precision with fp16."""
     options = {"bf16": True, "max_steps": 12, "save_steps": 5}
     plain = Script()
     undisturbed = make_trainer(tmp_path / "plain", plain, **options)
@@ -70,10 +70,10 @@ class SaveFirst(TrainerCallback):  # type: ignore[misc]
             control.should_save = True
 
 
-def test_a_trainer_that_saves_its_first_step_can_go_back_to_it(
+def test_a_trainer_that_saves_its_first_step_can_roll_back_to_it(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """What goes wrong before the first regular checkpoint is then repaired like anything else."""
+    """A fault before the first regular checkpoint is then repaired like any other."""
     plain = Script()
     undisturbed = make_trainer(tmp_path / "plain", plain, max_steps=12)
     undisturbed.train()
@@ -86,8 +86,8 @@ def test_a_trainer_that_saves_its_first_step_can_go_back_to_it(
     assert sent.reply().output["checkpoint"] == "checkpoint-1"
 
 
-def test_batches_are_left_out_and_stay_so(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """A rollback skips the next batches; a later one to a checkpoint after that still knows that they are gone."""
+def test_skipped_batches_stay_skipped(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """A rollback skips the next batches; a later one to a checkpoint after that does not restore them."""
     order = Windows()
     make_trainer(tmp_path / "plain", train_dataset=order).train()
     data = Windows()
@@ -106,10 +106,10 @@ def test_batches_are_left_out_and_stay_so(tmp_path: Path, medic: trainmedic.Medi
 
 
 @pytest.mark.parametrize(("accumulation", "skip"), [(1, 70), (4, 13)])
-def test_a_training_of_so_many_steps_does_them_all(
+def test_a_training_with_max_steps_does_them_all(
     accumulation: int, skip: int, tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """What is left out costs epochs and not steps, in this process and in the next, where ``max_steps`` says how many
+    """Skipped batches cost epochs but no steps, in this process and in the next, where ``max_steps`` says how many
     there are to be."""
     options = {"gradient_accumulation_steps": accumulation, "max_steps": 60 // accumulation, "save_steps": 3}
     script = Script(at_9=sent("job.rollback", step=6, skip_batches=skip))
@@ -127,10 +127,10 @@ def test_a_training_of_so_many_steps_does_them_all(
 
 
 @pytest.mark.parametrize(("rows", "skip"), [(120, 15), (40, 25)])
-def test_none_of_the_batches_to_leave_out_is_trained_on_over_the_ends_of_epochs(
+def test_no_batch_to_skip_is_trained_on_across_epochs(
     rows: int, skip: int, tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """Whole epochs are passed over too, where the Trainer would end. A new process leaves out the same. Epochs have 30
+    """Whole epochs are skipped too, where the Trainer would end. A new process skips the same. Epochs have 30
     and 10 batches; the loader reads one ahead."""
     order = Windows(rows)
     make_trainer(tmp_path / "plain", train_dataset=order, max_steps=35 + skip).train()
@@ -148,8 +148,8 @@ def test_none_of_the_batches_to_leave_out_is_trained_on_over_the_ends_of_epochs(
     assert resumed.seen[-5 * 4 :] == order.seen[-5 * 4 :]
 
 
-def test_by_default_it_goes_back_to_before_the_alert(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """The newest complete checkpoint that was written before that time; half-written ones do not count."""
+def test_a_rollback_goes_to_before_the_alert_by_default(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """It uses the newest complete checkpoint from before that time; half-written ones do not count."""
     moments: dict[int, datetime] = {}
 
     def note_time(_: Any) -> None:
@@ -165,10 +165,8 @@ def test_by_default_it_goes_back_to_before_the_alert(tmp_path: Path, medic: trai
     assert sent.reply().output["checkpoint"] == "checkpoint-10"
 
 
-def test_what_was_written_after_the_place_gone_back_to_is_put_aside(
-    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
-) -> None:
-    """Neither the Trainer nor a later rollback goes on from what was to be undone."""
+def test_checkpoints_after_the_restored_one_are_set_aside(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Neither the Trainer nor a later rollback continues from the abandoned part."""
     script = Script(at_35=sent("job.rollback", step=12))
     huggingface.train(make_trainer(tmp_path, script, max_steps=35, save_steps=10), medic=medic, limits=QUICK)
     names = sorted(path.name for path in (tmp_path / "out").glob("*checkpoint*"))
@@ -178,18 +176,18 @@ def test_what_was_written_after_the_place_gone_back_to_is_put_aside(
     ]
 
 
-def test_without_a_checkpoint_a_rollback_is_rejected_and_training_goes_on(
+def test_a_rollback_without_a_checkpoint_is_rejected_and_training_continues(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """Nothing is stopped for what cannot be done."""
+    """Nothing is stopped for an impossible command."""
     script = Script(at_5=sent("job.rollback", step=4))
     result = huggingface.train(make_trainer(tmp_path, script, max_steps=12), medic=medic, limits=QUICK)
     assert (result.global_step, len(script.steps)) == (12, 12)
     assert (sent.reply().status, "no complete checkpoint" in sent.reply().output["reason"]) == ("rejected", True)
 
 
-def test_rollbacks_to_the_same_place_are_limited(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """The one over the budget is rejected, so that the playbook escalates; training goes on."""
+def test_rollbacks_to_the_same_point_are_limited(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """The one over the budget is rejected, so that the playbook escalates; training continues."""
     script = Script(at_12=sent("job.rollback"))
     twice = itertools.count()
 
@@ -215,7 +213,7 @@ def both(*sends: Any) -> Any:
     return send
 
 
-def test_a_refused_rollback_leaves_the_restart_of_the_same_step_its_checkpoint(
+def test_a_refused_rollback_keeps_the_checkpoint_for_a_restart_of_that_step(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
     """The batch is halved from the checkpoint of that step; the rollback may be tried again."""
@@ -225,10 +223,10 @@ def test_a_refused_rollback_leaves_the_restart_of_the_same_step_its_checkpoint(
     assert script.steps == [*range(1, 21)]
 
 
-def test_a_refused_change_of_the_batch_saves_nothing_of_what_is_rolled_back(
+def test_a_refused_batch_change_saves_nothing_of_the_steps_rolled_back(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """With one checkpoint kept, saving the step that is left would delete the very one to go back to."""
+    """With one checkpoint kept, saving the current step would delete the one to roll back to."""
     script = Script(at_15=both(sent("job.rollback", step=10), sent("job.scale_batch", factor=0.5)))
     trainer = make_trainer(tmp_path, script, max_steps=20, save_total_limit=1)
     huggingface.train(trainer, medic=medic, limits=QUICK)
@@ -237,7 +235,7 @@ def test_a_refused_change_of_the_batch_saves_nothing_of_what_is_rolled_back(
 
 
 def test_a_job_that_was_told_to_stop_is_not_rolled_back(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """It stops, with the checkpoint that was asked for."""
+    """It stops, with the requested checkpoint."""
     script = Script(at_15=both(sent("job.stop"), sent("job.rollback", step=10)))
     huggingface.train(make_trainer(tmp_path, script, max_steps=20), medic=medic, limits=QUICK)
     assert [reply.status for reply in sent.replies()] == ["applied", "failed"]
@@ -247,10 +245,10 @@ def test_a_job_that_was_told_to_stop_is_not_rolled_back(tmp_path: Path, medic: t
 # --- live ---------------------------------------------------------------------------------------------
 
 
-def test_the_learning_rate_is_scaled_with_its_schedule_and_stays_so(
+def test_a_scaled_learning_rate_follows_its_schedule_and_persists(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """It is halved at step 15, and still half after a rollback to a checkpoint from before."""
+    """It is halved at step 15, and still half after a rollback to an earlier checkpoint."""
     plain = Script()
     make_trainer(tmp_path / "plain", plain, lr_scheduler_type="cosine").train()
     script = Script(at_15=sent("job.scale_lr", factor=0.5), at_25=sent("job.rollback", step=12))
@@ -261,18 +259,18 @@ def test_the_learning_rate_is_scaled_with_its_schedule_and_stays_so(
     assert sent.replies()[0].output["after"] == pytest.approx(sent.replies()[0].output["before"] / 2)
 
 
-def test_a_checkpoint_is_written_at_once_and_answered_when_it_is_there(
+def test_a_checkpoint_is_written_at_once_and_answered_when_complete(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """The callback alone does it, without the helper."""
+    """The callback does it alone, without the helper."""
     script = Script(at_7=sent("job.checkpoint"))
     make_trainer(tmp_path, script, huggingface.Callback(medic), max_steps=9).train()
     assert (tmp_path / "out" / "checkpoint-7" / "trainer_state.json").exists()
     assert (sent.reply().status, sent.reply().output["checkpoint"]) == ("applied", "checkpoint-7")
 
 
-def test_training_stops_in_order(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """It stops after a checkpoint, and is not started again."""
+def test_training_stops_cleanly(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """It stops after a checkpoint, and is not restarted."""
     script = Script(at_7=sent("job.stop", checkpoint=True))
     result = huggingface.train(make_trainer(tmp_path, script), medic=medic, limits=QUICK)
     assert (result.global_step, script.steps[-1]) == (7, 7)
@@ -295,7 +293,7 @@ def test_a_stop_is_applied_though_another_callback_prevents_its_checkpoint(
 
 
 def test_a_pause_ends_by_command(tmp_path: Path, commander: Commander, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Training goes on then."""
+    """Training then continues."""
     sent_later = []
 
     def pause(_: Any) -> None:
@@ -309,8 +307,8 @@ def test_a_pause_ends_by_command(tmp_path: Path, commander: Commander, medic: tr
     assert commander.final(sent_later[0]).output["was_paused"] is True
 
 
-def test_a_pause_ends_by_its_time(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Nobody has to come and end it; the time is no step's."""
+def test_a_pause_ends_after_its_duration(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """No one has to end it; the pause does not count as step time."""
     script = Script(at_5=sent("job.pause", max="100ms"))
     assert huggingface.train(make_trainer(tmp_path, script, max_steps=8), medic=medic, limits=QUICK).global_step == 8
     assert medic.progress.window_seconds["pause"] > 0.09
@@ -322,7 +320,7 @@ def test_a_pause_ends_by_its_time(tmp_path: Path, medic: trainmedic.Medic, sent:
 def test_the_micro_batch_is_halved_and_the_global_batch_kept(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """With half the micro-batch and twice the accumulation no step is lost, and the losses are nearly the same."""
+    """With half the micro-batch and twice the accumulation no step is lost, and the losses are nearly equal."""
     plain = Script()
     make_trainer(tmp_path / "plain", plain, dropout=0.0).train()
     script = Script(at_15=sent("job.scale_batch", factor=0.5))
@@ -336,10 +334,8 @@ def test_the_micro_batch_is_halved_and_the_global_batch_kept(
     assert reply.output["previous"] == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
 
 
-def test_a_job_that_was_started_again_keeps_its_own_batches(
-    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
-) -> None:
-    """What an earlier process had changed ended with it: to take it back from this one would double its batches."""
+def test_a_restarted_job_keeps_its_own_batches(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """An earlier process's change ended with it: undoing it here would double this one's batches."""
     first = make_trainer(tmp_path / "first", Script(at_5=sent("job.scale_batch", factor=0.5)), max_steps=8)
     huggingface.train(first, medic=medic, limits=QUICK)
     again = make_trainer(tmp_path / "again", Script(at_5=sent.undo(0, "job.scale_batch", factor=2.0)), max_steps=8)
@@ -348,8 +344,8 @@ def test_a_job_that_was_started_again_keeps_its_own_batches(
     assert sent.replies()[1].output["nothing_to_undo"] is True
 
 
-def test_loader_workers_are_changed_and_changed_back(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """The answer says what they were, by which the server undoes it."""
+def test_loader_workers_are_changed_and_restored(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """The answer has the previous number, which the server uses for the undo."""
     script = Script(at_5=sent("job.dataloader_workers", count=1), at_8=sent("job.dataloader_workers", count=0))
     trainer = make_trainer(tmp_path, script, max_steps=10)
     huggingface.train(trainer, medic=medic, limits=QUICK)
@@ -358,10 +354,8 @@ def test_loader_workers_are_changed_and_changed_back(tmp_path: Path, medic: trai
     assert trainer.args.dataloader_num_workers == 0
 
 
-def test_loader_workers_are_lowered_at_most_and_never_raised(
-    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
-) -> None:
-    """With 2 workers, then with none: the second command has nothing to lower, and the Trainer does not start again."""
+def test_loader_workers_are_only_lowered_and_never_raised(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """With 2 workers, then with none: the second command has nothing to lower, and the Trainer does not restart."""
     script = Script(at_5=sent("job.dataloader_workers", at_most=0), at_8=sent("job.dataloader_workers", at_most=3))
     trainer = make_trainer(tmp_path, script, max_steps=10, dataloader_num_workers=2)
     huggingface.train(trainer, medic=medic, limits=QUICK)
@@ -371,10 +365,10 @@ def test_loader_workers_are_lowered_at_most_and_never_raised(
     assert trainer.args.dataloader_num_workers == 0
 
 
-def test_workers_that_an_earlier_process_had_lowered_are_not_raised_by_its_undo(
+def test_an_undo_does_not_raise_workers_lowered_by_an_earlier_process(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """The process that was started since has the script's own number, which was lowered meanwhile."""
+    """The process started since then has the script's own number, which was lowered in between."""
     many = Script(at_5=sent("job.dataloader_workers", at_most=1))
     huggingface.train(
         make_trainer(tmp_path / "a", many, max_steps=8, dataloader_num_workers=2), medic=medic, limits=QUICK
@@ -397,10 +391,10 @@ def test_workers_that_an_earlier_process_had_lowered_are_not_raised_by_its_undo(
         (8, 1, 2, None),
     ],
 )
-def test_a_micro_batch_is_found_that_keeps_the_global_batch(
+def test_a_micro_batch_that_keeps_the_global_batch_is_found(
     batch: int, accumulation: int, factor: float, expected: tuple[int, int] | None
 ) -> None:
-    """Where there is none, the command is rejected."""
+    """If there is none, the command is rejected."""
     if expected is None:
         with pytest.raises(trainmedic.Rejected, match="global batch"):
             split(batch, accumulation, factor)
@@ -411,8 +405,8 @@ def test_a_micro_batch_is_found_that_keeps_the_global_batch(
 # --- crashes ------------------------------------------------------------------------------------------
 
 
-def test_a_crash_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """One start is enough when the crash does not come again; the run ends as if nothing had been."""
+def test_a_crash_is_followed_by_a_restart_from_the_newest_checkpoint(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """One restart is enough if the crash does not recur; the run ends as if nothing had happened."""
 
     script = Script()
     trainer = make_trainer(tmp_path, script, cls=crashing(at=[25]))
@@ -421,7 +415,9 @@ def test_a_crash_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path: Pat
     assert script.steps == [*range(1, 25), *range(21, 61)]
 
 
-def test_a_crash_at_the_same_place_ends_it_after_some_tries(tmp_path: Path, medic: trainmedic.Medic) -> None:
+def test_a_crash_at_the_same_place_ends_the_training_after_some_attempts(
+    tmp_path: Path, medic: trainmedic.Medic
+) -> None:
     """The caller gets the Trainer's own error."""
     trainer = make_trainer(tmp_path, Script(), cls=crashing(at=[25] * 10))
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -444,10 +440,8 @@ def crashing(at: list[int]) -> type[Trainer]:
     return Crashing
 
 
-def test_a_restart_that_does_not_come_up_is_answered_failed_and_taken_back(
-    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
-) -> None:
-    """Training goes on with the settings from before."""
+def test_a_failed_restart_is_answered_failed_and_reverted(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Training continues with the previous settings."""
 
     class Small(Trainer):  # type: ignore[misc]
         def training_step(self, model: Any, inputs: Any, *arguments: Any) -> Any:
@@ -469,7 +463,7 @@ def test_a_restart_that_does_not_come_up_is_answered_failed_and_taken_back(
 
 
 def test_a_hung_loop_is_interrupted_for_a_rollback(tmp_path: Path, commander: Commander) -> None:
-    """It starts again from the checkpoint, as from a crash; any other command that waited is told to come again."""
+    """It restarts from the checkpoint, as after a crash; any other waiting command must be sent again."""
     sent: list[str] = []
 
     class Hanging(Trainer):  # type: ignore[misc]
@@ -492,8 +486,8 @@ def test_a_hung_loop_is_interrupted_for_a_rollback(tmp_path: Path, commander: Co
 # --- capabilities and health --------------------------------------------------------------------------
 
 
-def test_the_callback_alone_says_that_it_cannot_restart(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """What would need a restart is unsupported, with the reason, and training goes on."""
+def test_the_callback_alone_reports_that_it_cannot_restart(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Commands that need a restart are unsupported, with the reason, and training continues."""
     script = Script(at_5=sent("job.rollback"))
     trainer = make_trainer(tmp_path, script, huggingface.Callback(medic), max_steps=8)
     assert trainer.train().global_step == 8
@@ -515,8 +509,8 @@ def test_the_callback_alone_says_that_it_cannot_restart(tmp_path: Path, medic: t
     }
 
 
-def test_within_protect_every_trainer_restarts(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """This holds also where a program makes and runs the Trainer itself; afterwards the Trainer is as it was."""
+def test_every_trainer_inside_protect_can_restart(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Also if a program creates and runs the Trainer itself; afterwards the Trainer is unchanged."""
     original = Trainer.train
     script = Script(at_15=sent("job.rollback"))
     with huggingface.protect(medic=medic, limits=QUICK):
@@ -527,7 +521,7 @@ def test_within_protect_every_trainer_restarts(tmp_path: Path, medic: trainmedic
 
 
 def test_each_step_is_reported_once_with_its_loss(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """This holds also where the Trainer logs seldom; saving and evaluating are windows of their own."""
+    """Also if the Trainer logs rarely; saving and evaluation have their own windows."""
     script = Script()
     trainer = make_trainer(
         tmp_path,
@@ -551,8 +545,8 @@ def test_each_step_is_reported_once_with_its_loss(tmp_path: Path, medic: trainme
     assert medic.progress.window_seconds["evaluation"] > 0
 
 
-def test_further_bases_of_a_users_callback_are_initialized(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """Python's order of the bases has them after the callback."""
+def test_other_base_classes_of_a_users_callback_are_initialized(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """They come after the callback in Python's method resolution order."""
 
     class Counts(TrainerCallback):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -571,10 +565,10 @@ def test_further_bases_of_a_users_callback_are_initialized(tmp_path: Path, medic
     assert callback.begun == 3
 
 
-def test_a_fault_of_the_callback_does_not_reach_the_training(
+def test_a_fault_in_the_callback_does_not_reach_the_training(
     tmp_path: Path, medic: trainmedic.Medic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is logged, and the run goes on."""
+    """It is logged, and the run continues."""
     callback = huggingface.Callback(medic)
     monkeypatch.setattr(callback, "reports", None)
     assert make_trainer(tmp_path, callback, max_steps=3).train().global_step == 3

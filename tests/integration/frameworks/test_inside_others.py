@@ -62,14 +62,14 @@ class SwiftAfter(Trainer):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("kind", [SwiftBefore, SwiftAfter])
-def test_a_callback_that_ms_swift_makes_by_name_restarts_its_trainer(
+def test_a_callback_that_ms_swift_creates_by_name_restarts_its_trainer(
     kind: Any,
     registry: dict[str, Callable[[Any, Any], Any]],
     commander: Commander,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the trainer that it is given, a rollback is carried out; the job's name is the environment's."""
+    """It carries out a rollback with the given trainer; the job's name comes from the environment."""
     monkeypatch.setenv("TRAINMEDIC_JOB", commander.name)
     monkeypatch.setenv("TRAINMEDIC_REDIS_URL", commander.url)
     monkeypatch.setattr(kind, "registry", registry, raising=False)
@@ -91,17 +91,17 @@ def run_exp(directory: Path, callbacks: list[Any], **options: Any) -> int:
     return step
 
 
-def test_callbacks_in_a_list_carry_out_what_is_live(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """LLaMA-Factory takes them so, without its trainer; a rollback is unsupported."""
+def test_callbacks_in_a_list_carry_out_live_commands(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """LLaMA-Factory accepts them this way, without its trainer; a rollback is unsupported."""
     script = Script(at_3=sent("job.scale_lr", factor=0.5), at_4=sent("job.rollback"))
     assert run_exp(tmp_path, [script, huggingface.Callback(medic)], max_steps=6) == 6
     assert [reply.status for reply in sent.replies()] == ["applied", "unsupported"]
 
 
-def test_a_program_that_makes_its_own_trainer_restarts_within_protect(
+def test_a_program_that_creates_its_own_trainer_restarts_inside_protect(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """It does so whatever callbacks the program has of its own."""
+    """This holds whatever callbacks the program has."""
     script = Script(at_13=sent("job.rollback"))
     with huggingface.protect(medic=medic):
         assert run_exp(tmp_path, [script], max_steps=16) == 16

@@ -35,7 +35,7 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
 
 
 def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Over the end of an epoch the losses come again, the last weights are the same, and the answer says where."""
+    """Across an epoch's end, losses and final weights are the same, and the answer names the step."""
     plain = Script()
     undisturbed = make_trainer(tmp_path / "plain", plain)
     model = fit(undisturbed, medic)
@@ -51,7 +51,7 @@ def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: 
 
 
 def test_a_rollback_repeats_a_run_in_16_bits_exactly(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Of fp16 a CPU has no mixed precision in Lightning."""
+    """On a CPU, Lightning supports no mixed precision with fp16."""
     options = {"precision": "bf16-mixed", "max_steps": 12}
     plain = Script()
     model = fit(make_trainer(tmp_path / "plain", plain, **options), medic)
@@ -70,10 +70,10 @@ class SaveFirst(pl.Callback):
             trainer.save_checkpoint(f"{trainer.checkpoint_callback.dirpath}/step=0.ckpt")  # type: ignore[union-attr]
 
 
-def test_a_checkpoint_of_the_programs_own_before_the_first_step_is_gone_back_to(
+def test_a_programs_own_checkpoint_from_before_the_first_step_is_restored(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """The losses come again, and the weights at the end are the same."""
+    """The losses and the final weights are the same."""
     plain = Script()
     model = fit(make_trainer(tmp_path / "plain", plain, SaveFirst(), max_steps=12), medic)
     script = Script(at_4=sent("job.rollback"))
@@ -94,10 +94,10 @@ class FailsInside(Line):
         return torch.nn.functional.mse_loss(self.layers(x), y)
 
 
-def test_a_batch_of_a_broken_step_is_in_no_later_loss(
+def test_a_batch_of_an_aborted_step_affects_no_later_loss(
     tmp_path: Path, medic: trainmedic.Medic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the first loss after the restart is a mean of three batches, which never comes again."""
+    """Otherwise the first loss after the restart is a mean of three batches, which never recurs."""
     monkeypatch.setattr(progress, "TENSOR_INTERVAL", 0.0)  # every loss is recorded, however fast the steps are
     fit(make_trainer(tmp_path, max_steps=9, accumulate_grad_batches=2), medic, module=FailsInside())
     plain = [report.loss for report in medic.progress.record.read()]
@@ -106,8 +106,8 @@ def test_a_batch_of_a_broken_step_is_in_no_later_loss(
     assert [report.loss for report in medic.progress.record.read()] == plain
 
 
-def test_batches_are_left_out_and_stay_so(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """A rollback skips the next batches; a later one to a checkpoint after that still knows that they are gone."""
+def test_skipped_batches_stay_skipped(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """A rollback skips the next batches; a later one to a checkpoint after that does not restore them."""
     order = Points()
     fit(make_trainer(tmp_path / "plain", max_epochs=1), medic, loader(order))
     data = Points()
@@ -119,8 +119,8 @@ def test_batches_are_left_out_and_stay_so(tmp_path: Path, medic: trainmedic.Medi
     assert [reply.output["skipped_batches"] for reply in sent.replies()] == [6, 0]
 
 
-def test_what_was_written_later_is_put_aside(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Nothing goes on from it."""
+def test_later_checkpoints_are_set_aside(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Nothing continues from them."""
     script = Script(at_13=sent("job.rollback", step=7))
     fit(make_trainer(tmp_path, script, max_steps=15), medic)
     assert sorted(path.name for path in (tmp_path / "out").glob("*step=10*")) == [
@@ -129,8 +129,8 @@ def test_what_was_written_later_is_put_aside(tmp_path: Path, medic: trainmedic.M
     ]
 
 
-def test_half_written_checkpoints_are_not_gone_back_to(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Where there is no other, the rollback is rejected and training goes on."""
+def test_half_written_checkpoints_are_not_restored(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """If there is no other, the rollback is rejected and training continues."""
 
     def cut(_: Any) -> None:
         whole = tmp_path / "out" / "epoch=0-step=5.ckpt"
@@ -143,10 +143,10 @@ def test_half_written_checkpoints_are_not_gone_back_to(tmp_path: Path, medic: tr
     assert (sent.reply().status, "no complete checkpoint" in sent.reply().output["reason"]) == ("rejected", True)
 
 
-def test_the_learning_rate_is_scaled_with_its_schedule_and_stays_so(
+def test_a_scaled_learning_rate_follows_its_schedule_and_persists(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """It is halved at step 7, and still half after a rollback to a checkpoint from before."""
+    """It is halved at step 7, and still half after a rollback to an earlier checkpoint."""
     plain = Script()
     fit(make_trainer(tmp_path / "plain", plain, max_steps=15), medic)
     script = Script(at_7=sent("job.scale_lr", factor=0.5), at_12=sent("job.rollback", step=6))
@@ -155,8 +155,8 @@ def test_the_learning_rate_is_scaled_with_its_schedule_and_stays_so(
     assert script.rates == pytest.approx(expected)
 
 
-def test_accumulation_changes_where_whole_steps_begin(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """It is doubled after the third batch, and in force from the fourth on: 26 batches are 13 steps more."""
+def test_accumulation_changes_at_a_step_boundary(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """It is doubled after the third batch, and active from the fourth on: 26 batches are 13 more steps."""
     script = Script(at_3=sent("job.accumulate", factor=2))
     trainer = make_trainer(tmp_path, script, max_steps=-1, max_epochs=1)
     fit(trainer, medic)
@@ -164,10 +164,10 @@ def test_accumulation_changes_where_whole_steps_begin(tmp_path: Path, medic: tra
     assert (sent.reply().status, sent.reply().output["before"], sent.reply().output["after"]) == ("applied", 1, 2)
 
 
-def test_accumulation_is_taken_back_from_the_process_that_changed_it(
+def test_accumulation_is_reverted_only_in_the_process_that_changed_it(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """One that was started since has begun with the script's own."""
+    """A process started since then has the script's own value."""
     first = make_trainer(tmp_path / "first", Script(at_3=sent("job.accumulate", factor=2)), max_steps=6)
     fit(first, medic)
     undo = sent.undo(0, "job.accumulate", factor=0.5)
@@ -178,7 +178,7 @@ def test_accumulation_is_taken_back_from_the_process_that_changed_it(
 
 
 def test_a_checkpoint_a_pause_and_a_stop(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """The callback carries them out. The least number of epochs does not keep the fit from stopping."""
+    """The callback carries them out. The minimum number of epochs does not keep the fit from stopping."""
     script = Script(at_4=sent("job.checkpoint"), at_5=sent("job.pause", max="50ms"), at_7=sent("job.stop"))
     fit(make_trainer(tmp_path, script, min_epochs=1, max_steps=-1, max_epochs=3), medic)
     checkpoint, pause, stop = sent.replies()
@@ -188,8 +188,8 @@ def test_a_checkpoint_a_pause_and_a_stop(tmp_path: Path, medic: trainmedic.Medic
     assert script.steps[-1] == 7
 
 
-def test_a_crash_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """One start is enough when it does not come again; when it comes too often, the caller gets Lightning's error."""
+def test_a_crash_is_followed_by_a_restart_from_the_newest_checkpoint(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """One restart is enough if it does not recur; if it recurs too often, the caller gets Lightning's error."""
     script = Script()
     fit(make_trainer(tmp_path, script, max_steps=15), medic, module=Line(fails_at=(8,)))
     assert script.steps == [*range(1, 8), *range(6, 16)]
@@ -198,7 +198,7 @@ def test_a_crash_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path: Pat
 
 
 def test_a_hung_loop_is_interrupted_for_a_rollback(tmp_path: Path, commander: Commander) -> None:
-    """It starts again from the checkpoint."""
+    """It restarts from the checkpoint."""
     sent: list[str] = []
 
     class Hanging(Line):
@@ -216,8 +216,8 @@ def test_a_hung_loop_is_interrupted_for_a_rollback(tmp_path: Path, commander: Co
     assert (reply.status, reply.output["left_step"], reply.output["checkpoint_step"]) == ("applied", 12, 10)
 
 
-def test_the_callback_alone_says_that_it_cannot_restart(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """What is not possible is unsupported, with the reason, and training goes on."""
+def test_the_callback_alone_reports_that_it_cannot_restart(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Impossible commands are unsupported, with the reason, and training continues."""
     script = Script(at_3=sent("job.rollback"), at_4=sent("job.scale_batch", factor=0.5))
     trainer = make_trainer(tmp_path, script, trainmedic.lightning.Callback(medic), max_steps=6)
     trainer.fit(Line(), loader())
@@ -237,7 +237,7 @@ def test_the_callback_alone_says_that_it_cannot_restart(tmp_path: Path, medic: t
     }
 
 
-def test_what_one_fit_cannot_do_the_next_may(tmp_path: Path, medic: trainmedic.Medic) -> None:
+def test_a_limit_of_one_fit_does_not_apply_to_the_next(tmp_path: Path, medic: trainmedic.Medic) -> None:
     """A model that steps its optimizers itself, then one that does not, with the same callback."""
     callback, manual = trainmedic.lightning.Callback(medic), Line()
     manual.automatic_optimization = False
@@ -248,8 +248,8 @@ def test_what_one_fit_cannot_do_the_next_may(tmp_path: Path, medic: trainmedic.M
     assert can == ["unsupported", "live"]
 
 
-def test_what_the_script_does_not_allow_no_fit_allows(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """Nor does a fit replace a handler of the script."""
+def test_no_fit_allows_what_the_script_forbids(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """A fit does not replace a handler of the script either."""
     callback = trainmedic.lightning.Callback(medic)
     medic.cannot("job.accumulate", "the batch is fixed")
     make_trainer(tmp_path, callback, max_steps=1, max_epochs=1).fit(Line(), loader())
@@ -257,7 +257,7 @@ def test_what_the_script_does_not_allow_no_fit_allows(tmp_path: Path, medic: tra
 
 
 def test_each_optimizer_step_is_reported(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """The report has loss, norm and rate; a batch within an accumulation makes none."""
+    """The report has loss, norm and rate; a batch within an accumulation has no report."""
     script = Script()
     fit(make_trainer(tmp_path, script, max_steps=7, accumulate_grad_batches=2), medic)
     assert (medic.progress.step, medic.progress.steps) == (7, 7)

@@ -186,7 +186,7 @@ def test_the_same_batches_come_again(
     data: Callable[[], Any],
     options: dict[str, Any],
 ) -> None:
-    """In the middle of the first epoch and of a later one; and the weights at the end are the same."""
+    """In the middle of the first epoch and of a later one; the final weights are the same too."""
     plain = Seen()
     undisturbed = run(tmp_path / "plain", medic, model, data, plain, **options)
     script = Seen(at_8=sent("job.rollback", step=5), at_38=sent("job.rollback", step=36))
@@ -204,10 +204,10 @@ def test_the_same_batches_come_again(
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("data", [shuffled, Module, lambda: DataLoader(Streamed(), batch_size=4)])
-def test_batches_are_left_out_wherever_they_come_from(
+def test_batches_are_skipped_whatever_their_source(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, data: Callable[[], Any], accumulation: int
 ) -> None:
-    """Six of the 30 of an epoch: what follows is what would have followed them, and the epoch is so much shorter."""
+    """Of 30 in an epoch, six are skipped: the same batches follow, and the epoch is shorter by six."""
     steps = Seen()
     options = {"max_steps": -1, "max_epochs": 1, "accumulate_grad_batches": accumulation}
     run(tmp_path / "plain", medic, Line, data, steps, **options)
@@ -219,10 +219,10 @@ def test_batches_are_left_out_wherever_they_come_from(
 
 
 @pytest.mark.parametrize("options", [{}, {"max_steps": -1, "max_epochs": 2}])
-def test_an_epoch_that_was_at_its_end_is_followed_by_the_next(
+def test_a_finished_epoch_is_followed_by_the_next(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, options: dict[str, Any]
 ) -> None:
-    """The checkpoint is of an epoch's end; Lightning itself would ask for one batch more of that epoch."""
+    """The checkpoint is from an epoch's end; Lightning itself would request one more batch of that epoch."""
     plain, script = Seen(), Seen(at_33=sent("job.rollback"))
     for directory, seen in ((tmp_path / "plain", plain), (tmp_path, script)):
         trainer = make_trainer(directory, seen, **options)
@@ -232,17 +232,19 @@ def test_an_epoch_that_was_at_its_end_is_followed_by_the_next(
     assert script.batches == [*plain.batches[:33], *plain.batches[30:]]
 
 
-def test_an_iterator_only_goes_on_and_the_answer_says_so(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Nothing is claimed of its batches."""
+def test_an_iterator_only_continues_and_the_answer_reports_it(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """Nothing is claimed about its batches."""
     script = Script(at_7=sent("job.rollback"))
     run(tmp_path, medic, Line, lambda: iter(list(shuffled())), script, max_steps=12)
     assert sent.reply().output["data"] == "not the same batches: an iterator cannot go back"
 
 
-def test_a_checkpoint_of_lightnings_own_has_no_place_and_the_answer_says_so(
+def test_a_checkpoint_written_by_lightning_has_no_position_and_the_answer_reports_it(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """It was written by a fit without the callback, and is resumed from by one that has it."""
+    """A fit without the callback wrote it, and one with the callback resumes from it."""
     make_trainer(tmp_path, max_steps=7).fit(Line(), shuffled())
     script = Script(at_8=sent("job.rollback", step=5))
     trainer = make_trainer(tmp_path, script, max_steps=12)
@@ -252,8 +254,8 @@ def test_a_checkpoint_of_lightnings_own_has_no_place_and_the_answer_says_so(
     assert sent.reply().output["data"].startswith("not the same batches: the checkpoint does not hold")
 
 
-def test_lightning_alone_goes_on_from_a_checkpoint_of_the_fit(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """Whoever takes Trainmedic out of a script keeps the checkpoints."""
+def test_lightning_alone_resumes_from_a_checkpoint_of_the_fit(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """A user who removes Trainmedic from a script keeps the checkpoints."""
     run(tmp_path, medic, Line, shuffled, Script(), max_steps=7)
     script = Script()
     trainer = make_trainer(tmp_path, script, max_steps=9)
@@ -261,8 +263,8 @@ def test_lightning_alone_goes_on_from_a_checkpoint_of_the_fit(tmp_path: Path, me
     assert script.steps == [6, 7, 8, 9]
 
 
-def test_fit_takes_what_the_trainers_own_takes(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """In the same order; so whoever puts one in place of the other need not change the arguments."""
+def test_fit_takes_the_same_arguments_as_the_trainers_own(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """They are in the same order, so replacing one with the other needs no other change."""
     own = list(inspect.signature(pl.Trainer.fit).parameters)[1:6]
     assert list(inspect.signature(trainmedic.lightning.fit).parameters)[1:6] == own
 
@@ -278,8 +280,8 @@ def test_fit_takes_what_the_trainers_own_takes(tmp_path: Path, medic: trainmedic
     assert model.validated == 2
 
 
-def test_a_connection_of_this_process_is_refused_where_others_train(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """Before anything is started, and with what to do instead; so is a connected callback by itself."""
+def test_a_connection_of_this_process_is_rejected_if_others_train(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """Before anything is started, with advice; a connected callback by itself is rejected too."""
     trainer = make_trainer(tmp_path, strategy="ddp_spawn", devices=2)
     with pytest.raises(trainmedic.ConfigurationError, match="with this strategy Lightning trains"):
         trainmedic.lightning.fit(trainer, Line(), shuffled(), medic=medic)

@@ -27,8 +27,10 @@ def lines(directory: Path, job: str, rank: int) -> list[Line]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", some_of(["ddp_spawn", "ddp"]))
-def test_each_rank_goes_back_to_its_place_in_the_data(shared_redis: RedisServer, tmp_path: Path, strategy: str) -> None:
-    """One rollback repeats batches and losses to the bit; one with a skip goes on after the batches left out."""
+def test_each_rank_returns_to_its_position_in_the_data(
+    shared_redis: RedisServer, tmp_path: Path, strategy: str
+) -> None:
+    """One rollback repeats batches and losses bit for bit; one with a skip continues after the skipped batches."""
     if shared_redis.process is None:
         shared_redis.start()
     command = [sys.executable, "-m", PROGRAM, strategy, shared_redis.url]

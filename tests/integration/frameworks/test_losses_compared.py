@@ -79,7 +79,7 @@ def losses_of(reply: Reply) -> dict[str, Any]:
 
 @BOTH
 def test_the_losses_of_each_step_come_again(tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train) -> None:
-    """With dropout and accumulation, whatever the Trainer logs: 20 of 20."""
+    """Dropout and accumulation are on, whatever the Trainer logs: 20 of 20 agree."""
     train(tmp_path, medic, at_38=sent("job.rollback", step=BACK))
     reply = sent.reply()
     assert reply.status == "applied", reply.output
@@ -89,10 +89,10 @@ def test_the_losses_of_each_step_come_again(tmp_path: Path, medic: trainmedic.Me
 
 
 @BOTH
-def test_state_that_nobody_sees_shows_in_the_losses(
+def test_undetected_state_shows_in_the_losses(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train
 ) -> None:
-    """Parameters and batches agree, and training is another."""
+    """Parameters and batches agree, but the training differs."""
     HIDDEN[0] = torch.zeros(())
     train(tmp_path, medic, carries=True, at_38=sent("job.rollback", step=BACK))
     reply = sent.reply()
@@ -103,10 +103,10 @@ def test_state_that_nobody_sees_shows_in_the_losses(
 
 @BOTH
 @pytest.mark.parametrize("skip", [0, 4])
-def test_a_loss_that_is_not_finite_is_never_applied(
+def test_a_non_finite_loss_is_never_applied(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train, skip: int
 ) -> None:
-    """Also after a skip, where no loss comes again, and though the Trainer logs no such loss."""
+    """Also after a skip, where no loss comes again, and although the Trainer does not log such a loss."""
     HIDDEN[0] = torch.zeros(())
     roll_back = sent("job.rollback", step=BACK, skip_batches=skip)
 
@@ -121,7 +121,7 @@ def test_a_loss_that_is_not_finite_is_never_applied(
 
 
 @BOTH
-def test_after_a_skip_no_loss_is_comparable(tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train) -> None:
+def test_no_loss_is_comparable_after_a_skip(tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train) -> None:
     train(tmp_path, medic, at_38=sent("job.rollback", step=BACK, skip_batches=4))
     reply = sent.reply()
     assert reply.status == "applied", reply.output
@@ -134,10 +134,10 @@ def test_after_a_skip_no_loss_is_comparable(tmp_path: Path, medic: trainmedic.Me
 
 
 @BOTH
-def test_a_rate_that_was_changed_since_binds_the_first_loss(
+def test_after_a_rate_change_only_the_first_loss_must_agree(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train
 ) -> None:
-    """At the boundary of the rollback too: both are carried out, and the answer about the rate comes after it."""
+    """Also at the rollback's boundary: both commands are carried out, and the answer on the rate comes later."""
     scale, back = sent("job.scale_lr", factor=0.5), sent("job.rollback", step=BACK)
 
     def act(control: Any) -> None:
@@ -200,7 +200,7 @@ def test_a_rate_that_the_program_sets_is_failed(
 
 
 @OWN
-def test_a_program_that_asks_for_the_factor_is_scaled(
+def test_a_program_that_reads_the_factor_is_scaled(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train, kind: type[Any]
 ) -> None:
     module = huggingface if train is train_huggingface else trainmedic.lightning
@@ -250,7 +250,7 @@ def fail_lightning_by_the_callback_alone(directory: Path, medic: trainmedic.Medi
 def test_an_error_that_ends_a_training_ends_the_wait_for_its_rate(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Callable[..., None]
 ) -> None:
-    """The process lives on, and no step comes that would show the rate: the answer says so at once."""
+    """The process lives on, but no step will show the rate: the answer reports it at once."""
     with pytest.raises(Failed):
         train(tmp_path, medic, sent("job.scale_lr", factor=0.5))
     assert not medic.unanswered()

@@ -78,7 +78,7 @@ def megatron(tmp_path: Path) -> Iterator[ModuleType]:
 def test_an_error_that_ends_train_ends_the_wait_for_a_rate(
     megatron: ModuleType, medic: trainmedic.Medic, sent: Sent, tmp_path: Path
 ) -> None:
-    """The answer says so at once, with what was seen by then."""
+    """The answer comes at once, with what was observed until then."""
     training = Training(megatron, medic, tmp_path / "checkpoints")
     training.acts = {5: sent("job.scale_lr", factor=0.5), 7: fail}
     with pytest.raises(Failed):
@@ -88,7 +88,7 @@ def test_an_error_that_ends_train_ends_the_wait_for_a_rate(
     assert (rate["updates"], rate["why"]) == (1, "training ended")
 
 
-def test_a_rate_is_seen_in_a_second_train_too(
+def test_a_rate_is_observed_in_a_second_train_call_too(
     megatron: ModuleType, medic: trainmedic.Medic, sent: Sent, tmp_path: Path
 ) -> None:
     """The program calls ``train()`` again with the same optimizer; the updates there show the rate."""

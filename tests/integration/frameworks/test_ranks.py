@@ -99,7 +99,7 @@ def damaged(checkpoints: Path) -> int:
 
 @pytest.mark.parametrize("job", ["huggingface", "lightning"])
 def test_all_ranks_carry_out_each_command_at_the_same_step(stories: dict[str, Story], job: str) -> None:
-    """Whether it needs a restart or not, each rank answers for itself, with the same step and the same output."""
+    """Each rank answers for itself, with the same step and output, whether or not the command needs a restart."""
     story = stories[job]
     for action, replies in story.replies.items():
         assert {rank: reply.status for rank, reply in replies.items()} == {0: "applied", 1: "applied"}, action
@@ -108,8 +108,8 @@ def test_all_ranks_carry_out_each_command_at_the_same_step(stories: dict[str, St
 
 
 @pytest.mark.parametrize("job", ["huggingface", "lightning"])
-def test_all_ranks_go_past_a_damaged_checkpoint_together(stories: dict[str, Story], job: str) -> None:
-    """None of them does a step with what was loaded from it."""
+def test_all_ranks_skip_a_damaged_checkpoint_together(stories: dict[str, Story], job: str) -> None:
+    """None of them does a step with data loaded from it."""
     story = stories[job]
     steps, output = story.steps(), story.replies["past_damage"][0].output
     (why,) = output["unusable"]
@@ -120,8 +120,8 @@ def test_all_ranks_go_past_a_damaged_checkpoint_together(stories: dict[str, Stor
 
 
 @pytest.mark.parametrize("job", ["huggingface", "lightning"])
-def test_all_ranks_go_back_once_to_the_same_checkpoint(stories: dict[str, Story], job: str) -> None:
-    """The loop starts again on all of them, and goes on with the halved rate until it is told to stop."""
+def test_all_ranks_roll_back_once_to_the_same_checkpoint(stories: dict[str, Story], job: str) -> None:
+    """The loop restarts on all of them, and continues with the halved rate until it is told to stop."""
     story = stories[job]
     steps, output = story.steps(), story.replies["rollback"][0].output
     for compared in output["verified"].values():

@@ -45,8 +45,8 @@ def read(file: Path) -> Metrics:
 
 
 @pytest.mark.parametrize("job", ["huggingface", "lightning"])
-def test_the_rank_with_slow_data_has_the_most_time_of_its_own(metrics: dict[str, Metrics], job: str) -> None:
-    """The other one waits for it: where the gradients are summed, and in Hugging Face's Trainer where the ranks count
+def test_the_rank_with_slow_data_has_the_most_own_time(metrics: dict[str, Metrics], job: str) -> None:
+    """The other one waits for it: where gradients are summed, and in Hugging Face's Trainer where the ranks count
     their tokens before they train on them."""
     own = {rank: seconds for (name, rank), seconds in metrics[job].items() if name == "training_rank_own_seconds"}
     data = {rank: seconds for (name, rank), seconds in metrics[job].items() if name == "training_rank_data_seconds"}
@@ -57,7 +57,7 @@ def test_the_rank_with_slow_data_has_the_most_time_of_its_own(metrics: dict[str,
 
 
 def test_an_evaluation_of_several_ranks_is_reported(metrics: dict[str, Metrics]) -> None:
-    """With the step that it was of, and tokens of all ranks."""
+    """The report has its step, and the tokens of all ranks."""
     shown = metrics["huggingface"]
     assert shown["training_evaluation_step", None] == 30
     assert shown["training_evaluation_perplexity", None] == pytest.approx(
@@ -68,8 +68,8 @@ def test_an_evaluation_of_several_ranks_is_reported(metrics: dict[str, Metrics])
     )
 
 
-def test_a_trainer_reports_the_parts_of_its_steps_and_its_tokens(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """In a job of one rank. Steps of two batches count both."""
+def test_a_trainer_reports_the_parts_and_tokens_of_its_steps(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """The job has one rank. Steps of two batches count both."""
     huggingface.train(hf.make_trainer(tmp_path, max_steps=8, gradient_accumulation_steps=2), medic=medic)
     parts = medic.progress.pace.parts()
     assert parts.wait == 0.0
@@ -82,15 +82,15 @@ def test_a_trainer_reports_the_parts_of_its_steps_and_its_tokens(tmp_path: Path,
     )
 
 
-def test_a_callback_alone_reports_no_data_of_which_it_does_not_know(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """It does not see when the Trainer draws its batches; that it waits for nobody, it knows."""
+def test_a_callback_alone_reports_no_data_wait(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """It does not see when the Trainer draws its batches; but it knows that it waits for no other rank."""
     hf.make_trainer(tmp_path, huggingface.Callback(medic), max_steps=6).train()
     parts = medic.progress.pace.parts()
     assert (parts.data, parts.compute, parts.wait) == (None, None, 0.0)
 
 
-def test_the_trainer_is_as_before_when_it_has_trained(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """Nothing of what was put around its batches stays."""
+def test_the_trainer_is_unchanged_after_training(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """The wrappers around its batches are removed."""
     trainer = hf.make_trainer(tmp_path, max_steps=3)
     before = set(vars(trainer))
     huggingface.train(trainer, medic=medic)
@@ -105,7 +105,7 @@ class Evaluated(line.Line):
 
 
 def test_a_fit_reports_the_parts_of_its_steps_and_its_validations(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """Not the one that Lightning tries out before it trains."""
+    """The sanity check that Lightning runs before the training is not reported."""
     reported: list[Any] = []
 
     class Watch(pl.Callback):

@@ -31,10 +31,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 # --- Hugging Face -------------------------------------------------------------------------------------
 
 
-def test_no_checkpoint_is_asked_of_a_trainer_whose_disk_has_no_room_for_it(
+def test_no_checkpoint_is_requested_if_the_disk_lacks_space_for_it(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The training would end with an error, because of a command. A stop stops without a checkpoint."""
+    """The training would fail because of a command. A stop stops without a checkpoint."""
     script = hf.Script(
         at_5=sent("job.checkpoint"), at_6=sent("job.scale_batch", factor=0.5), at_8=sent("job.stop", checkpoint=True)
     )
@@ -48,10 +48,10 @@ def test_no_checkpoint_is_asked_of_a_trainer_whose_disk_has_no_room_for_it(
     assert "1,000 left" in stopped.output["no_checkpoint"]
 
 
-def test_a_trainer_that_saves_the_model_alone_is_not_restarted(
+def test_a_trainer_that_saves_only_the_model_is_not_restarted(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """It says so beforehand; training goes on."""
+    """It reports this in advance; training continues."""
     script = hf.Script(
         at_5=sent("job.scale_batch", factor=0.5),
         at_6=sent("job.dataloader_workers", count=1),
@@ -78,7 +78,7 @@ class SavesElsewhere(Trainer):  # type: ignore[misc]
 
 
 def test_a_checkpoint_is_reported_once_every_rank_has_written(tmp_path: Path, medic: trainmedic.Medic) -> None:
-    """Rank 0 looks again when a step has ended, and no other rank reports. The files of rank 1 are made by hand."""
+    """Rank 0 looks again after a step, and no other rank reports. The test creates rank 1's files."""
     trainer = hf.make_trainer(tmp_path, max_steps=3, save_steps=3)
     trainer.train()
     checkpoint = tmp_path / "out" / "checkpoint-3"
@@ -102,10 +102,10 @@ def test_a_checkpoint_is_reported_once_every_rank_has_written(tmp_path: Path, me
 
 
 @pytest.mark.parametrize("cls", [SavesLess, SavesElsewhere])
-def test_a_save_that_cannot_be_resumed_from_is_no_checkpoint(
+def test_a_save_that_cannot_be_resumed_from_is_not_a_checkpoint(
     cls: type[Trainer], tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """A playbook may go on to drain the node. A stop stops without a checkpoint."""
+    """A playbook may drain the node next. A stop stops without a checkpoint."""
     script = hf.Script(at_3=sent("job.checkpoint"), at_5=sent("job.stop", checkpoint=True))
     trainer = hf.make_trainer(tmp_path, script, cls=cls, max_steps=8, save_strategy="no")
     assert huggingface.train(trainer, medic=medic, limits=QUICK).global_step == 5
@@ -117,7 +117,7 @@ def test_a_save_that_cannot_be_resumed_from_is_no_checkpoint(
     assert medic.progress.checkpoint is None
 
 
-def test_the_loss_is_known_where_it_is_logged_by_the_epoch(tmp_path: Path, medic: trainmedic.Medic) -> None:
+def test_the_loss_is_known_if_it_is_logged_per_epoch(tmp_path: Path, medic: trainmedic.Medic) -> None:
     """The Trainer logs it after the last step was reported."""
     trainer = hf.make_trainer(tmp_path, max_steps=-1, num_train_epochs=1, logging_strategy="epoch", save_strategy="no")
     huggingface.train(trainer, medic=medic, limits=QUICK)
@@ -127,15 +127,17 @@ def test_the_loss_is_known_where_it_is_logged_by_the_epoch(tmp_path: Path, medic
     assert medic.progress.steps == 60
 
 
-def test_more_workers_than_a_machine_bears_are_rejected(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """The command is rejected before anything is restarted."""
+def test_more_workers_than_the_machine_can_bear_are_rejected(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """The command is rejected before any restart."""
     script = hf.Script(at_2=sent("job.dataloader_workers", count=1_000_000))
     huggingface.train(hf.make_trainer(tmp_path, script, max_steps=4), medic=medic, limits=QUICK)
     assert (sent.reply().status, script.steps) == ("rejected", [1, 2, 3, 4])
 
 
 def test_nothing_else_is_saved_once_a_rollback_was_ordered(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """What the loop holds is about to be thrown away."""
+    """The state of the loop is about to be discarded."""
 
     def both(control: Any) -> None:
         sent("job.rollback")(control)
@@ -151,7 +153,7 @@ def test_nothing_else_is_saved_once_a_rollback_was_ordered(tmp_path: Path, medic
 def test_a_checkpoint_that_vanishes_before_the_restart_does_not_end_the_run(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, skip_batches: int
 ) -> None:
-    """The rollback failed; training goes on from the newest that there is."""
+    """The rollback fails; training continues from the newest existing one."""
 
     class Cleaner(TrainerCallback):  # type: ignore[misc]
         def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -177,8 +179,10 @@ def fit(trainer: pl.Trainer, medic: trainmedic.Medic, model: Any = None) -> None
     trainmedic.lightning.fit(trainer, model or line.Line(), line.loader(), medic=medic, limits=QUICK)
 
 
-def test_lightning_does_not_delete_what_is_gone_back_to(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """It keeps one checkpoint, of the last epoch, and would take the early end for an epoch's."""
+def test_lightning_does_not_delete_the_checkpoint_to_restore(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+) -> None:
+    """It keeps one checkpoint, of the last epoch, and would mistake the early end for an epoch's."""
     script = line.Script(at_33=sent("job.rollback"))
     fit(trainer_with(tmp_path, script, every_n_epochs=1), medic)
     assert (sent.reply().status, sent.reply().output["checkpoint_step"]) == ("applied", 30)
@@ -193,8 +197,8 @@ class SlowIO(TorchCheckpointIO):
         super().save_checkpoint(*arguments, **options)
 
 
-def test_a_checkpoint_in_the_background_is_awaited(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """A playbook may go on to drain the node."""
+def test_a_background_checkpoint_is_awaited(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """A playbook may drain the node next."""
     there: list[bool] = []
     script = line.Script(at_3=sent("job.checkpoint"), at_6=lambda _: there.extend(map(is_complete, written())))
 
@@ -217,10 +221,8 @@ class HeldIO(TorchCheckpointIO):
         super().save_checkpoint(*arguments, **options)
 
 
-def test_a_checkpoint_in_the_background_is_reported_once_it_is_complete(
-    tmp_path: Path, medic: trainmedic.Medic
-) -> None:
-    """Steps pass meanwhile."""
+def test_a_background_checkpoint_is_reported_once_it_is_complete(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """Steps continue during this time."""
     held = HeldIO()
     seen: list[Any] = []
 
@@ -253,7 +255,7 @@ class LookingIO(TorchCheckpointIO):
 def test_a_checkpoint_is_reported_after_it_was_written(
     tmp_path: Path, medic: trainmedic.Medic, weights_only: bool
 ) -> None:
-    """Not before, not when the training cannot go on from it, and also by the callback alone, which leaves the Trainer
+    """Not before, not if the training cannot resume from it; also by the callback alone, which leaves the Trainer
     as it was."""
     looking = LookingIO(medic)
     trainer = line.make_trainer(tmp_path, trainmedic.lightning.Callback(medic), max_steps=11, plugins=[looking])
@@ -270,7 +272,7 @@ class WithoutOptimizers(line.Line):
         del checkpoint["optimizer_states"]
 
 
-def test_a_checkpoint_of_lightning_without_optimizers_is_none(
+def test_a_lightning_checkpoint_without_optimizers_does_not_count(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
     """The model's own hook has removed them to save space."""
@@ -279,8 +281,8 @@ def test_a_checkpoint_of_lightning_without_optimizers_is_none(
     assert (sent.reply().status, "without the optimizers" in sent.reply().output["reason"]) == ("failed", True)
 
 
-def test_weights_alone_are_not_gone_back_to(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Lightning cannot go on from them; from what a command had saved it can."""
+def test_weights_alone_are_not_restored(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Lightning cannot resume from them; it can from a checkpoint that a command saved."""
     script = line.Script(at_12=sent("job.rollback"), at_14=sent("job.checkpoint"), at_17=sent("job.rollback"))
     fit(trainer_with(tmp_path, script, every_n_train_steps=5, save_top_k=-1, save_weights_only=True), medic)
     assert [reply.status for reply in sent.replies()] == ["rejected", "applied", "applied"]
@@ -288,10 +290,10 @@ def test_weights_alone_are_not_gone_back_to(tmp_path: Path, medic: trainmedic.Me
     assert script.steps[-1] == 40
 
 
-def test_a_model_that_steps_by_itself_cannot_be_told_to_accumulate(
+def test_a_model_with_manual_optimization_cannot_be_told_to_accumulate(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent
 ) -> None:
-    """Lightning's number means nothing then; it says so. The rest works."""
+    """Lightning's number has no effect then, which is reported. The rest works."""
 
     class Manual(line.Line):
         def __init__(self) -> None:
@@ -316,10 +318,10 @@ def test_a_model_that_steps_by_itself_cannot_be_told_to_accumulate(
 
 
 @pytest.mark.parametrize("factor", [0.3, 1e300])
-def test_an_accumulation_that_cannot_be_is_rejected(
+def test_an_impossible_accumulation_is_rejected(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, factor: float
 ) -> None:
-    """A step cannot be part of a batch, nor more batches than will ever come."""
+    """A step cannot be part of a batch, or more batches than will ever come."""
     script = line.Script(at_2=sent("job.accumulate", factor=factor))
     fit(line.make_trainer(tmp_path, script, max_steps=4), medic)
     assert sent.reply().status == "rejected"

@@ -51,10 +51,10 @@ def verified(reply: Reply) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 @pytest.mark.parametrize("train", [train_huggingface, fit_lightning])
 @pytest.mark.parametrize("skip", [0, 7])
-def test_a_rollback_says_what_was_compared(
+def test_a_rollback_reports_what_was_compared(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train, skip: int
 ) -> None:
-    """All parameters and what the optimizer keeps of each; and sixteen batches, also behind those left out."""
+    """All parameters and their optimizer state, and sixteen batches, also after the skipped ones."""
     train(tmp_path, medic, at_37=sent("job.rollback", step=10, skip_batches=skip))
     reply = sent.reply()
     parameters, batches = verified(reply)
@@ -66,10 +66,10 @@ def test_a_rollback_says_what_was_compared(
 
 
 @pytest.mark.parametrize("train", [train_huggingface, fit_lightning])
-def test_where_training_ends_first_the_answer_says_how_far_it_came(
+def test_if_training_ends_first_the_answer_says_how_far_the_comparison_came(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train
 ) -> None:
-    """The rollback did happen, and what came of the batches agreed."""
+    """The rollback did happen, and the batches drawn until then agreed."""
     train(tmp_path, medic, at_58=sent("job.rollback", step=54))
     reply = sent.reply()
     assert reply.status == "applied"
@@ -94,7 +94,7 @@ def test_a_skip_over_the_end_of_an_epoch_is_compared_up_to_there(
     compared: int,
     why: str,
 ) -> None:
-    """The rest is left out of the next epoch; what comes behind it is no mismatch, in the log as little as in the
+    """The rest is skipped in the next epoch; what comes after it is no mismatch, in the log as little as in the
     answer. Lightning has to train on the last batch of an epoch."""
     train(tmp_path, medic, data=data, at_37=sent("job.rollback", step=20, skip_batches=12))
     reply = sent.reply()
@@ -119,8 +119,8 @@ class ChangingPoints(line.Points):
         return x + len(self.seen) // 160, y
 
 
-def test_other_batches_are_never_called_applied(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """Hugging Face and Lightning both go back, and the answer says what of it did not happen."""
+def test_other_batches_are_never_reported_as_applied(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """Hugging Face and Lightning both roll back, and the answer says which part did not happen."""
     train_huggingface(tmp_path / "huggingface", medic, at_37=sent("job.rollback", step=10), data=Changing())
     script = line.Script(at_37=sent("job.rollback", step=10))
     trainer = line.make_trainer(tmp_path / "lightning", script, max_steps=60)
@@ -156,10 +156,10 @@ def at_20(directory: Path) -> Path:
 @pytest.mark.parametrize(
     ("train", "flip", "expected"), [(train_huggingface, flip_huggingface, 10), (fit_lightning, flip_lightning, 15)]
 )
-def test_a_checkpoint_that_was_damaged_since_gives_way_to_an_older_one(
+def test_a_checkpoint_damaged_since_is_replaced_by_an_older_one(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train, flip: Callable[[Path], None], expected: int
 ) -> None:
-    """What was loaded is not what was saved: no step is done with it, the next older one is gone back to, and the
+    """The loaded data differ from the saved data: no step is done with them, the next older one is restored, and the
     answer says which was damaged, with the name of the weight. Nothing goes on from that file any more."""
 
     def damage(_: Any) -> None:
@@ -182,10 +182,10 @@ def test_a_checkpoint_that_was_damaged_since_gives_way_to_an_older_one(
 
 
 @pytest.mark.parametrize(("train", "flip"), [(train_huggingface, flip_huggingface), (fit_lightning, flip_lightning)])
-def test_where_no_other_is_whole_the_training_ends_and_says_why(
+def test_training_ends_with_the_reason_if_no_checkpoint_is_intact(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train, flip: Callable[[Path], None]
 ) -> None:
-    """It does not go on with what was loaded, and a later process does not find the damaged one."""
+    """It does not continue with the loaded data, and a later process does not find the damaged one."""
 
     def damage(_: Any) -> None:
         for path in (tmp_path / "out").iterdir():
@@ -202,10 +202,10 @@ def test_where_no_other_is_whole_the_training_ends_and_says_why(
 
 
 @pytest.mark.parametrize("train", [train_huggingface, fit_lightning])
-def test_a_checkpoint_that_cannot_be_loaded_gives_way_too(
+def test_a_checkpoint_that_cannot_be_loaded_is_replaced_too(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Train
 ) -> None:
-    """It is whole by its sizes, and what was saved of the optimizer is not readable."""
+    """Its sizes are right, but the saved optimizer state is unreadable."""
 
     def damage(_: Any) -> None:
         path = at_20(tmp_path)
@@ -252,7 +252,7 @@ def spike_lightning(directory: Path, medic: trainmedic.Medic, roll_back: Callabl
 
 
 @pytest.mark.parametrize(("train", "expected"), [(spike_huggingface, 30), (spike_lightning, 25)])
-def test_a_checkpoint_from_within_the_spike_is_passed_over(
+def test_a_checkpoint_from_within_the_spike_is_skipped(
     tmp_path: Path,
     medic: trainmedic.Medic,
     sent: Sent,
@@ -260,7 +260,7 @@ def test_a_checkpoint_from_within_the_spike_is_passed_over(
     train: Train,
     expected: int,
 ) -> None:
-    """It is the newest from before the alert, which began late; what was known of the losses says that it is ill.
+    """It is the newest from before the alert, which started late; the known losses show that it is unhealthy.
     Hugging Face has none shortly before the margin, and goes to the one right before the spike."""
     monkeypatch.setattr(progress, "TENSOR_INTERVAL", 0.0)  # these steps are quicker than any
 
@@ -277,8 +277,8 @@ def test_a_checkpoint_from_within_the_spike_is_passed_over(
     assert passed_over.get(30) == (within if expected < 30 else None)
 
 
-def test_a_resumed_process_goes_on_comparing(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
-    """What was drawn before the checkpoint is kept in it; so is the health of all that are left."""
+def test_a_resumed_process_continues_comparing(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
+    """The batches drawn before the checkpoint are stored in it, and so is the health of all remaining ones."""
     first = hf.make_trainer(tmp_path, max_steps=30)
     huggingface.train(first, medic=medic)
     script = hf.Script(at_33=sent("job.rollback", step=20))

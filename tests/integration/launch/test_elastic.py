@@ -73,8 +73,8 @@ def nodes(tmp_path: Path, redis_url: str) -> Iterator[Nodes]:
 
 
 @pytest.mark.long
-def test_a_playbook_leaves_a_node_out_and_takes_it_back(server: Server, nodes: Nodes, tmp_path: Path) -> None:
-    """Checkpoint, change, resume, and the same once more: with one rank two batches make a step, and then one again."""
+def test_a_playbook_excludes_a_node_and_takes_it_back(server: Server, nodes: Nodes, tmp_path: Path) -> None:
+    """Checkpoint, change, resume, and the same once more: with one rank two batches make a step, then one again."""
     nodes.wait_for_output("2 ranks accumulate 1", times=2)
     alert = delivery("NodeBad", "fragile")
     _wait_for_checkpoint(tmp_path / "job")

@@ -142,7 +142,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("job", EXPECTED)
-def test_each_attempt_that_failed_is_kept_by_what_it_ended_by(world: World, job: str) -> None:
+def test_each_failed_attempt_is_stored_with_its_cause(world: World, job: str) -> None:
     """A rank that lost another one is never the cause, and a signal has no exception."""
     kept = world.jobs[job].attempts()
     assert [each["cause"] for each in kept] == [failed.cause for failed in EXPECTED[job]]
@@ -150,8 +150,8 @@ def test_each_attempt_that_failed_is_kept_by_what_it_ended_by(world: World, job:
 
 
 @pytest.mark.parametrize("job", EXPECTED)
-def test_each_failure_has_its_verdict_and_its_alert_and_nothing_else_has(world: World, job: str) -> None:
-    """Whether the job is started again or not."""
+def test_every_failure_and_nothing_else_has_a_verdict_and_an_alert(world: World, job: str) -> None:
+    """It does not matter whether the job is restarted."""
     failures = EXPECTED[job]
     said = [world.verdict(job, number) for number in range(1, len(failures) + 2)]
     assert said[-1] is None  # no attempt but these
@@ -165,8 +165,8 @@ def test_each_failure_has_its_verdict_and_its_alert_and_nothing_else_has(world: 
 
 
 @pytest.mark.parametrize("job", EXPECTED)
-def test_a_folder_says_what_the_server_says(world: World, job: str) -> None:
-    """Of each attempt; and of one that ended well that nothing failed, whatever the ones before it ended by."""
+def test_a_directory_gives_the_same_diagnosis_as_the_server(world: World, job: str) -> None:
+    """This covers each attempt; one that ended well has no failure, whatever ended the ones before it."""
     failures = EXPECTED[job]
     attempts = diagnosed(world.jobs[job].logs).attempts
     for each, failed in zip(attempts, failures, strict=False):
@@ -184,8 +184,8 @@ def test_a_folder_says_what_the_server_says(world: World, job: str) -> None:
 
 
 @pytest.mark.parametrize("job", ["plain-cascade", "plain-cascade-sdk"])
-def test_no_alert_says_of_a_job_that_goes_on_that_it_failed(world: World, job: str) -> None:
-    """It printed each line there is of a job that lost its peers, and completed steps until its end."""
+def test_no_alert_reports_a_continuing_job_as_failed(world: World, job: str) -> None:
+    """The job printed every line of a job that lost its peers, and completed its steps."""
     alerts = world.alerts(job)
     assert not _SAYS_FAILED & {each["alert_name"] for each in alerts}
     assert {each["alert_name"] for each in alerts} >= {"TrainingCUDAError"}  # which was read, and is about a call
@@ -194,7 +194,7 @@ def test_no_alert_says_of_a_job_that_goes_on_that_it_failed(world: World, job: s
     assert report["failure_count"] == 0, report["failures"]
 
 
-def test_a_loss_that_is_no_number_is_told_and_is_no_failure(world: World) -> None:
+def test_a_nan_loss_is_reported_and_is_not_a_failure(world: World) -> None:
     """The job ended well."""
     for job in ("plain-nan", "torchrun-nan"):
         assert "TrainingLossNaN" in {each["alert_name"] for each in world.alerts(job)}, os.fspath(world.jobs[job].logs)

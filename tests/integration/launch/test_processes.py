@@ -25,7 +25,7 @@ def python(program: str) -> list[str]:
 
 
 def test_output_and_exit_code_pass_through_unchanged(launch: Launch) -> None:
-    """Bytes that are no text too; and they are kept."""
+    """The output includes non-text bytes, and it is stored."""
     job = launch(python("import os; os.write(1, b'\\xff\\x00out\\n'); os.write(2, b'err')"))
     assert job.wait() == 0
     assert job.out.read_bytes() == b"\xff\x00out\n"
@@ -42,25 +42,25 @@ def test_output_and_exit_code_pass_through_unchanged(launch: Launch) -> None:
         ("import os; os.abort()", 134, "the job was ended by SIGABRT"),
     ],
 )
-def test_a_job_that_fails_is_started_again_and_its_last_exit_code_is_the_launchers(
+def test_a_failed_job_is_restarted_and_the_launcher_returns_its_last_exit_code(
     launch: Launch, end: str, code: int, cause: str
 ) -> None:
-    """As often as it may, each time with the number of its attempt."""
+    """Up to the allowed number of retries, each with its attempt's number."""
     job = launch(python(f"import os; print(os.environ['TRAINMEDIC_ATTEMPT']); {end}"), "--retries=1", "--delay=0s")
     assert job.wait() == code
     assert job.out.read_text().split() == ["1", "2"]
     assert [attempt["cause"] for attempt in job.attempts()] == [cause, cause]
 
 
-def test_the_same_cause_three_times_without_progress_is_enough(launch: Launch) -> None:
-    """Whatever the number of retries; other causes are tried further."""
+def test_the_same_cause_three_times_without_progress_ends_the_retries(launch: Launch) -> None:
+    """This holds whatever the number of retries; other causes are retried further."""
     job = launch(python("raise ValueError"), "--retries=100", "--delay=0s")
     assert job.wait() == 1
     assert len(job.attempts()) == 3
     assert "the same 3 times in a row" in job.printed()
 
 
-def test_a_job_that_is_mended_by_its_next_attempt_ends_well(launch: Launch) -> None:
+def test_a_job_fixed_by_its_next_attempt_ends_well(launch: Launch) -> None:
     """The exit code is that of the last attempt."""
     program = "import os, sys; sys.exit(os.environ['TRAINMEDIC_ATTEMPT'] == '1')"
     job = launch(python(program), "--delay=0s")
@@ -69,8 +69,8 @@ def test_a_job_that_is_mended_by_its_next_attempt_ends_well(launch: Launch) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_from_outside_goes_to_the_job_and_is_the_end(launch: Launch, number: signal.Signals) -> None:
-    """As a scheduler ends a job, or a person: it has time to save, and is not started again."""
+def test_an_external_signal_goes_to_the_job_and_ends_it(launch: Launch, number: signal.Signals) -> None:
+    """A scheduler or user ends the job: it has time to save, and is not restarted."""
     program = f"""
 import signal, sys, time
 def save(*_):
@@ -89,7 +89,7 @@ while True: time.sleep(0.02)  # a signal that comes just before signal.pause() w
 
 @pytest.mark.parametrize("loaded", ["trainmedic.launch.program", "redis", "trainmedic.launch.supervisor"])
 def test_ctrl_c_while_the_launcher_is_loaded_ends_it_like_any_command(tmp_path: Path, loaded: str) -> None:
-    """By the signal itself, which a shell shows as 130, and without a traceback."""
+    """It ends by the signal itself, which a shell shows as 130, without a traceback."""
     program = f"""
 import os, signal, sys
 class Interrupt:
@@ -109,15 +109,15 @@ sys.exit(main(["--log-dir=none", "--", "true"]))
 
 
 def test_a_signal_that_ends_the_job_is_in_the_exit_code(launch: Launch) -> None:
-    """As a shell has it."""
+    """A shell encodes it in the same way."""
     job = launch(python("print('ready', flush=True); import signal; signal.pause()"))
     job.wait_for_output("ready")
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == 128 + signal.SIGTERM
 
 
-def test_a_job_that_ignores_the_signal_is_killed_after_the_grace(launch: Launch) -> None:
-    """With all of its processes."""
+def test_a_job_that_ignores_the_signal_is_killed_after_the_grace_period(launch: Launch) -> None:
+    """All of its processes are killed."""
     program = """
 import signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -144,8 +144,8 @@ if os.fork() == 0:
 """
 
 
-def test_when_the_launcher_is_killed_no_process_of_the_job_stays(launch: Launch) -> None:
-    """Not one that has a session of its own, nor one that has lost its parent and ignores signals."""
+def test_no_process_of_the_job_outlives_a_killed_launcher(launch: Launch) -> None:
+    """This includes one in its own session, and an orphan that ignores signals."""
     job = launch(python(DAEMON + "signal.pause()"), "--grace=1s")
     job.wait_for_output("child")
     eventually(lambda: len(job.living()) == 5, 60, "launcher, guard, job, child and daemon")
@@ -154,8 +154,8 @@ def test_when_the_launcher_is_killed_no_process_of_the_job_stays(launch: Launch)
     job.wait_until_all_are_gone()
 
 
-def test_when_the_guard_is_killed_the_attempt_has_failed_and_no_process_stays(launch: Launch) -> None:
-    """The next attempt begins with nothing of the last one left."""
+def test_a_killed_guard_fails_the_attempt_and_leaves_no_process(launch: Launch) -> None:
+    """The next attempt starts without remains of the last one."""
     job = launch(python(DAEMON + "signal.pause()"), "--grace=1s", "--retries=0")
     job.wait_for_output("child")
     (guard,) = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
@@ -164,14 +164,14 @@ def test_when_the_guard_is_killed_the_attempt_has_failed_and_no_process_stays(la
     job.wait_until_all_are_gone()
 
 
-def test_what_outlives_the_job_is_ended(launch: Launch) -> None:
-    """Processes that would hold the GPUs, or the port, of the next attempt; and the dead among them are buried."""
+def test_processes_that_outlive_the_job_are_killed(launch: Launch) -> None:
+    """They would hold the GPUs or the port of the next attempt; zombies among them are reaped."""
     job = launch(python(DAEMON + "import time; time.sleep(1); sys.exit(5)"), "--grace=1s", "--retries=0")
     assert job.wait() == 5
     job.wait_until_all_are_gone()
 
 
-def test_a_flood_of_output_is_passed_on_whole_and_kept_in_part(launch: Launch) -> None:
+def test_a_flood_of_output_is_forwarded_completely_and_stored_in_part(launch: Launch) -> None:
     """The disk does not fill up."""
     program = "import sys\nfor number in range(400_000): print(f'{number:015d}')"
     job = launch(python(program), "--log-size=1M")
@@ -182,30 +182,30 @@ def test_a_flood_of_output_is_passed_on_whole_and_kept_in_part(launch: Launch) -
     assert job.kept().launcher(socket.gethostname()).read_text().endswith("000000000399999\n")
 
 
-def test_who_does_not_read_the_output_ends_nothing(launch: Launch) -> None:
-    """A pager that was left, a terminal that is gone."""
+def test_unread_output_does_not_disturb_the_job(launch: Launch) -> None:
+    """A pager was quit, or a terminal is closed."""
     job = launch(python("for number in range(50_000): print(number)"))
     assert job.wait() == 0
     closing = launch(["sh", "-c", "exec 1>&-; exit 0"])
     assert closing.wait() == 0
 
 
-def test_what_cannot_be_started_is_said(launch: Launch) -> None:
-    """With the exit code of a shell, and no retry."""
+def test_a_command_that_cannot_be_started_is_reported(launch: Launch) -> None:
+    """It has a shell's exit code, and no retry."""
     job = launch(["no-such-program"])
     assert job.wait() == 127
     assert "no-such-program cannot be started: No such file or directory" in job.printed()
 
 
-def test_without_a_command_the_user_learns_how(launch: Launch) -> None:
-    """Exit code 2, as of wrong options."""
+def test_a_launch_without_a_command_shows_the_usage(launch: Launch) -> None:
+    """The exit code is 2, as for wrong options."""
     job = launch([])
     assert job.wait() == 2
     assert "put it after --" in job.printed()
 
 
-def test_a_launch_keeps_its_logs_beside_those_of_the_one_before(launch: Launch) -> None:
-    """Its attempts count on, so that no two of one job have one number; the job finds the number and the directory."""
+def test_a_launch_keeps_its_logs_next_to_those_of_the_one_before(launch: Launch) -> None:
+    """Attempt numbers continue, so they are unique per job; the job finds its number and the directory."""
     program = python("import os; print(os.environ['TRAINMEDIC_ATTEMPT'], os.environ['TRAINMEDIC_LOG_DIR'])")
     for number in (1, 2):
         job = launch(program)
@@ -216,8 +216,8 @@ def test_a_launch_keeps_its_logs_beside_those_of_the_one_before(launch: Launch) 
     assert job.kept(1).path.stat().st_mode & 0o777 == 0o700
 
 
-def test_without_a_log_directory_the_job_is_told_none(launch: Launch) -> None:
-    """Whatever the environment says, nothing is kept."""
+def test_a_job_gets_no_log_directory_if_none_is_set(launch: Launch) -> None:
+    """Whatever the environment says, nothing is stored."""
     program = python("import os; print(repr(os.environ['TRAINMEDIC_LOG_DIR']))")
     job = launch(program, "--log-dir=none", TRAINMEDIC_LOG_DIR="/elsewhere")
     assert job.wait() == 0
@@ -225,23 +225,23 @@ def test_without_a_log_directory_the_job_is_told_none(launch: Launch) -> None:
     assert not job.logs.parent.exists()
 
 
-def test_a_directory_that_cannot_be_written_keeps_no_job_from_running(launch: Launch) -> None:
-    """It is said, and what is printed is passed on."""
+def test_an_unwritable_directory_does_not_prevent_a_job(launch: Launch) -> None:
+    """The launcher reports it and forwards the output."""
     job = launch(python("print('runs')"), "--log-dir=/proc/nowhere")
     assert job.wait() == 0
     assert job.out.read_text() == "runs\n"
     assert "cannot store the job's output" in job.printed()
 
 
-def test_where_redis_is_away_the_job_just_runs(launch: Launch) -> None:
-    """Nobody listens at the address; the launcher ends some seconds later at most."""
+def test_a_job_runs_even_if_redis_is_unavailable(launch: Launch) -> None:
+    """Nothing listens at the address; the launcher ends at most some seconds later."""
     job = launch(python("print('runs')"), "--job=llm-1", TRAINMEDIC_REDIS_URL="redis://127.0.0.1:1")
     assert job.wait() == 0
     assert job.out.read_text() == "runs\n"
 
 
-def test_settings_that_make_no_sense_keep_no_job_from_running(launch: Launch) -> None:
-    """The job itself will say so; the launcher says what it does not do."""
+def test_invalid_settings_do_not_prevent_a_job(launch: Launch) -> None:
+    """The job itself will report them; the launcher reports what it does not do."""
     job = launch(python("print('runs')"), "--job=two words", TRAINMEDIC_REDIS_URL="http://example")
     assert job.wait() == 0
     assert "cannot report to the server" in job.printed()
@@ -262,7 +262,7 @@ while not os.path.exists("end"): time.sleep(0.02)
 def test_a_signal_for_the_job_reaches_the_process_that_handles_it(
     launch: Launch, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Schedulers send it before the time limit. The shell between does not handle it, and would die of it."""
+    """Schedulers send it before the time limit. The shell in between does not handle it, and would die of it."""
     inner = _SAVES.replace("SIGUSR1", number.name) + "print('ready', flush=True)" + _WORKS
     job = launch(["sh", "-c", f'"{sys.executable}" -c "$0"; exit $?', inner])
     job.wait_for_output("ready")
@@ -274,7 +274,7 @@ def test_a_signal_for_the_job_reaches_the_process_that_handles_it(
     assert job.out.read_text().split() == ["ready", "saved"]
 
 
-def test_a_process_below_the_one_that_handles_a_signal_does_not_get_it(launch: Launch) -> None:
+def test_a_child_of_the_process_that_handles_a_signal_does_not_get_it(launch: Launch) -> None:
     """A forked loader worker inherits the handler of its parent."""
     program = _SAVES + "if os.fork() == 0: time.sleep(0.1)\nprint('ready', flush=True)" + _WORKS
     job = launch(python(program))
@@ -286,8 +286,8 @@ def test_a_process_below_the_one_that_handles_a_signal_does_not_get_it(launch: L
     assert job.out.read_text().count("saved") == 1
 
 
-def test_a_signal_that_no_process_handles_does_not_end_the_job(launch: Launch) -> None:
-    """The launcher says that it did not pass it on."""
+def test_an_unhandled_signal_does_not_end_the_job(launch: Launch) -> None:
+    """The launcher reports that it did not forward it."""
     job = launch(python("import os, time\nprint('ready', flush=True)" + _WORKS))
     job.wait_for_output("ready")
     job.process.send_signal(signal.SIGUSR1)
@@ -296,8 +296,8 @@ def test_a_signal_that_no_process_handles_does_not_end_the_job(launch: Launch) -
     assert job.wait() == 0
 
 
-def test_a_signal_to_every_process_of_the_job_comes_once(launch: Launch) -> None:
-    """As ``scancel --signal`` sends it to a job step: to the launcher, the guard and the job."""
+def test_a_signal_to_every_process_of_the_job_arrives_once(launch: Launch) -> None:
+    """``scancel --signal`` sends it to a whole job step: to the launcher, the guard and the job."""
     job = launch(python(_SAVES + "print('ready', flush=True)" + _WORKS))
     job.wait_for_output("ready")
     for pid in job.living():
@@ -311,8 +311,8 @@ def test_a_signal_to_every_process_of_the_job_comes_once(launch: Launch) -> None
     assert job.out.read_text().count("saved") == 2
 
 
-def test_with_tty_the_job_prints_to_a_terminal_and_bytes_stay(launch: Launch) -> None:
-    """Each stream is a terminal of its own, with the size that the environment states; and what is printed is kept."""
+def test_with_tty_the_job_prints_to_a_terminal_and_bytes_are_unchanged(launch: Launch) -> None:
+    """Each stream is its own terminal, with the size that the environment states; the output is stored."""
     program = """
 import os, sys
 sys.stdout.write(f"{sys.stdout.isatty()} {os.get_terminal_size(1).columns}\\n")
@@ -326,10 +326,10 @@ sys.stderr.write(f"{sys.stderr.isatty()}\\n")
     assert sorted(kept.splitlines()) == [b"True", b"True 97"]
 
 
-def test_a_record_stands_in_its_own_line_after_one_that_a_full_disk_cut(
+def test_a_record_after_one_cut_off_by_a_full_disk_gets_its_own_line(
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:
-    """Otherwise no reader has either of them."""
+    """Otherwise neither of them is readable."""
     file = tmp_path / "logs" / "job" / "attempts.jsonl"
     file.parent.mkdir(parents=True)
     file.write_text('{"attempt": 1, "cau')
@@ -338,9 +338,7 @@ def test_a_record_stands_in_its_own_line_after_one_that_a_full_disk_cut(
     assert (cut, json.loads(whole)["status"]) == ('{"attempt": 1, "cau', 1)
 
 
-def test_whatever_a_job_prints_and_says_of_itself_it_is_started_again(
-    launch: Callable[..., Launched], tmp_path: Path
-) -> None:
+def test_a_job_is_restarted_whatever_it_prints_or_records(launch: Callable[..., Launched], tmp_path: Path) -> None:
     """Numbers of thousands of digits, deep JSON, a pipe in the place of a file: the launcher would end or wait by
     them."""
     program = tmp_path / "hostile.py"

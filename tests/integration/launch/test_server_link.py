@@ -20,8 +20,8 @@ Launch = Callable[..., Launched]
 JOB_KEY = identity_key(KEY.encode(), job_identity("llm-1"))
 
 
-def test_the_server_learns_of_each_attempt(launch: Launch, redis_server: Any) -> None:
-    """By notices in order, which the job's own key has signed; and why there is no other attempt."""
+def test_the_server_is_notified_of_each_attempt(launch: Launch, redis_server: Any) -> None:
+    """The notices are in order and signed with the job's own key; they say why there is no further attempt."""
     job = _launch(launch, redis_server, "import sys; sys.exit(7)", "--retries=1")
     assert job.wait() == 7
     with redis.Redis.from_url(redis_server.url) as client:
@@ -41,7 +41,7 @@ def test_the_server_learns_of_each_attempt(launch: Launch, redis_server: Any) ->
     assert "--retries is 1" in notices[3].reason
 
 
-def test_a_job_that_ends_well_says_so_by_its_launcher(launch: Launch, redis_server: Any) -> None:
+def test_the_launcher_reports_a_job_that_ends_well(launch: Launch, redis_server: Any) -> None:
     """Also one that does not use the SDK."""
     assert _launch(launch, redis_server, "").wait() == 0
     with redis.Redis.from_url(redis_server.url) as client:
@@ -59,7 +59,7 @@ raise SystemExit(1)
 """It prints what a torchrun does whose ranks lost one of another node."""
 
 
-def test_ranks_that_lost_one_of_another_node_are_not_told_as_the_first(launch: Launch, redis_server: Any) -> None:
+def test_ranks_that_lost_one_on_another_node_are_not_reported_as_the_first(launch: Launch, redis_server: Any) -> None:
     """The launcher that started rank 0 speaks for the job, wherever the first process failed."""
     assert _launch(launch, redis_server, LOSES_PEER, "--retries=0").wait() == 1
     with redis.Redis.from_url(redis_server.url) as client:
@@ -69,8 +69,8 @@ def test_ranks_that_lost_one_of_another_node_are_not_told_as_the_first(launch: L
     assert (failed.status, failed.rank, failed.pid, failed.error) == (None, None, None, "RuntimeError")
 
 
-def test_while_it_waits_for_the_next_attempt_it_is_present(launch: Launch, redis_server: Any) -> None:
-    """So the job is not gone, and a person sees what it does."""
+def test_the_launcher_has_a_presence_while_it_waits_for_the_next_attempt(launch: Launch, redis_server: Any) -> None:
+    """This way the job is not gone, and users see its state."""
     job = _launch(launch, redis_server, "raise ValueError", "--delay=1h")
     key = launcher_presence("llm-1/node-1")
     with redis.Redis.from_url(redis_server.url) as client:

@@ -42,7 +42,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_rank_that_dies_costs_the_steps_since_the_checkpoint(
     launch: Launch, tmp_path: Path, undisturbed: Any
 ) -> None:
-    """The result is that of a training which met with no accident, bit for bit; what each rank printed is kept."""
+    """The result equals that of an undisturbed training, bit for bit; each rank's output is stored."""
     job = launch(torchrun(tmp_path, "killed"), "--delay=0s")
     assert job.wait() == 0, job.printed()
     (failed,) = job.attempts()
@@ -54,8 +54,10 @@ def test_a_rank_that_dies_costs_the_steps_since_the_checkpoint(
     job.wait_until_all_are_gone()
 
 
-def test_a_hang_in_a_collective_is_ended_and_the_job_goes_on(launch: Launch, tmp_path: Path, undisturbed: Any) -> None:
-    """A rank that never comes to its collective; no timeout of the collective's own has passed."""
+def test_a_hang_in_a_collective_is_ended_and_the_job_continues(
+    launch: Launch, tmp_path: Path, undisturbed: Any
+) -> None:
+    """A rank never reaches its collective, whose own timeout has not passed."""
     job = launch(torchrun(tmp_path, "hangs"), "--delay=0s", "--hang-after=3s", "--grace=5s")
     assert job.wait() == 0, job.printed()
     (failed,) = job.attempts()
@@ -64,10 +66,10 @@ def test_a_hang_in_a_collective_is_ended_and_the_job_goes_on(launch: Launch, tmp
 
 
 @pytest.mark.long
-def test_a_rollback_that_waits_ends_the_hang_and_is_carried_out_by_the_next_attempt(
+def test_a_waiting_rollback_ends_the_hang_and_the_next_attempt_carries_it_out(
     launch: Launch, tmp_path: Path, undisturbed: Any, redis_server: RedisServer
 ) -> None:
-    """Long before the hang would be ended by itself. It goes where it was to go, and not just to the newest checkpoint;
+    """Long before the hang would be ended by itself. It restores the right one, not just the newest checkpoint;
     each rank answers it, and the training comes to what it would have come to."""
     commander = Commander(redis_server.url, "fragile")
     options = ("--delay=0s", "--hang-after=1h", "--grace=5s")
@@ -90,8 +92,8 @@ def test_a_rollback_that_waits_ends_the_hang_and_is_carried_out_by_the_next_atte
 
 
 @pytest.mark.long
-def test_what_fails_always_at_the_same_place_is_given_up(launch: Launch, tmp_path: Path) -> None:
-    """After three attempts that came to the same step by the same error. What each rank says of its end is kept: the
+def test_a_job_that_always_fails_at_the_same_place_is_given_up(launch: Launch, tmp_path: Path) -> None:
+    """After three attempts that reach the same step and fail by the same error. Each rank's account is stored: the
     error in torchrun's own file, with which torchrun names it in its summary, and the rank's records."""
     job = launch(torchrun(tmp_path, "raises"), "--job=fragile", "--delay=0s", "--retries=9")
     assert job.wait() == 1
@@ -108,8 +110,8 @@ def test_what_fails_always_at_the_same_place_is_given_up(launch: Launch, tmp_pat
     assert "without progress in between" in job.printed()
 
 
-def test_a_preemption_ends_the_ranks_and_no_attempt_follows(launch: Launch, tmp_path: Path) -> None:
-    """SIGTERM from outside, as a scheduler sends it."""
+def test_a_preemption_ends_the_ranks_without_another_attempt(launch: Launch, tmp_path: Path) -> None:
+    """A scheduler, for example, sends SIGTERM from outside."""
     job = launch(torchrun(tmp_path, "none", steps=100_000))
     job.wait_for_output("rank 1 begins")
     job.process.send_signal(signal.SIGTERM)
@@ -118,8 +120,8 @@ def test_a_preemption_ends_the_ranks_and_no_attempt_follows(launch: Launch, tmp_
     job.wait_until_all_are_gone()
 
 
-def test_when_the_launcher_is_killed_no_rank_stays(launch: Launch, tmp_path: Path) -> None:
-    """Nor torchrun, nor its loaders."""
+def test_no_rank_outlives_a_killed_launcher(launch: Launch, tmp_path: Path) -> None:
+    """Nor do torchrun and its loaders."""
     job = launch(torchrun(tmp_path, "none", steps=100_000), "--grace=5s")
     job.wait_for_output("rank 1 begins")
     os.kill(job.process.pid, signal.SIGKILL)
@@ -127,8 +129,8 @@ def test_when_the_launcher_is_killed_no_rank_stays(launch: Launch, tmp_path: Pat
     job.wait_until_all_are_gone()
 
 
-def test_a_warm_attempt_comes_to_the_same_result(launch: Launch, tmp_path: Path, undisturbed: Any) -> None:
-    """The ranks of every attempt are forks of a process that had imported PyTorch before, and torchrun says how the
+def test_a_warm_attempt_reaches_the_same_result(launch: Launch, tmp_path: Path, undisturbed: Any) -> None:
+    """The ranks of every attempt are forks of a process that has already imported PyTorch, and torchrun says how the
     first one ended."""
     job = launch(torchrun(tmp_path, "killed"), "--delay=0s", "--warm", STEP_SECONDS="0.7")
     assert job.wait() == 0, job.printed()
@@ -145,8 +147,8 @@ def test_a_warm_attempt_comes_to_the_same_result(launch: Launch, tmp_path: Path,
 
 
 @pytest.mark.parametrize("options", [(), ("--warm",)], ids=["cold", "warm"])
-def test_torchrun_itself_starts_the_ranks_again(launch: Launch, tmp_path: Path, options: tuple[str, ...]) -> None:
-    """By --max-restarts. The ranks of the second group find each other, and not those of the first."""
+def test_torchrun_itself_restarts_the_ranks(launch: Launch, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """It uses --max-restarts. The ranks of the second group find each other, not those of the first."""
     script = tmp_path / "train.py"
     script.write_text("""
 import os, signal, torch, torch.distributed as dist

@@ -53,7 +53,7 @@ def ended(
 
 
 def test_a_program_runs_as_the_main_program(tmp_path: Path) -> None:
-    """With its arguments, environment, directory, rank, exit functions and signals."""
+    """It has its own arguments, environment, directory, rank, exit functions and signals."""
     program = """
 import sys
 print([name for name in ("torch", "torch._dynamo", "numpy", "trainmedic.torch") if name not in sys.modules])
@@ -70,8 +70,8 @@ print(handlers == [signal.SIG_DFL] * 2, signal.getsignal(signal.SIGINT) is signa
     assert run.stdout.splitlines() == ["[]", "['an argument'] set later 0 True", "True True", "thread", "at exit"]
 
 
-def test_a_program_ends_as_a_process_of_its_own_ends(tmp_path: Path) -> None:
-    """What an open file has buffered is written, and exit functions and threads can pickle the program's classes."""
+def test_a_program_ends_like_a_separate_process(tmp_path: Path) -> None:
+    """File buffers are written, and exit functions and threads can pickle the program's classes."""
     program = """
 import atexit, pickle, threading
 class Step: pass
@@ -88,8 +88,8 @@ file.write("program, ")
     assert (tmp_path / "lines").read_text() == "program, thread, at exit"
 
 
-def test_a_program_that_fails_ends_without_being_taken_down(tmp_path: Path) -> None:
-    """Its threads, exit functions and files come to their end all the same, and so does what it says last."""
+def test_a_failing_program_ends_without_being_killed(tmp_path: Path) -> None:
+    """Its threads, exit functions, files and last output still complete."""
     program = """
 import atexit, sys, threading
 class TakenDown:
@@ -109,8 +109,8 @@ sys.exit("the last word")
     assert not (tmp_path / "down").exists()
 
 
-def test_an_error_at_the_end_changes_nothing_of_how_a_program_ended(tmp_path: Path) -> None:
-    """A class of the program's own may be a file in name alone; the files of others are written all the same."""
+def test_an_error_at_the_end_does_not_change_the_programs_exit_code(tmp_path: Path) -> None:
+    """A class of the program may only look like a file; other files are still written."""
     program = """
 import io, sys
 class Odd(io.StringIO):
@@ -126,8 +126,8 @@ sys.exit(4)
     assert (tmp_path / "lines").read_text() == "program"
 
 
-def test_a_program_finds_itself_after_it_has_changed_its_directory(tmp_path: Path) -> None:
-    """Hydra changes it, for one."""
+def test_a_program_finds_its_file_after_changing_its_directory(tmp_path: Path) -> None:
+    """Hydra, for example, changes it."""
     (tmp_path / "elsewhere").mkdir()
     program = (
         "import os; os.chdir('elsewhere'); print(os.path.exists(__file__), __spec__, globals().get('annotations'))"
@@ -136,8 +136,8 @@ def test_a_program_finds_itself_after_it_has_changed_its_directory(tmp_path: Pat
     assert run.stdout == "True None None\n", run.stderr
 
 
-def test_ranks_draw_different_random_numbers_and_have_what_torchrun_sets(tmp_path: Path) -> None:
-    """The forks of one process would draw the same dropout on each rank."""
+def test_ranks_draw_different_random_numbers_and_have_torchruns_settings(tmp_path: Path) -> None:
+    """Otherwise forks of one process would draw the same dropout on each rank."""
     program = """
 import os, random, torch, numpy
 numbers = [torch.rand(1).item(), random.random(), numpy.random.rand(), os.environ["OMP_NUM_THREADS"]]
@@ -151,7 +151,7 @@ print(os.environ["RANK"] + " " + " ".join(map(str, numbers)) + "\\n", end="")
 
 
 def test_a_module_runs_as_the_main_program(tmp_path: Path) -> None:
-    """With its package; one that does not exist is told as Python tells it."""
+    """It has its package; Python's own error reports a missing one."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "beside.py").write_text("here = 1\n")
     program = "from .beside import here; import sys; print(__name__, __spec__.name, sys.argv[1:], here)"
@@ -164,8 +164,8 @@ def test_a_module_runs_as_the_main_program(tmp_path: Path) -> None:
     assert "runpy" not in run.stderr
 
 
-def test_a_rank_with_more_arguments_than_a_message_holds_begins_all_the_same(tmp_path: Path) -> None:
-    """Such as those of a long list of files."""
+def test_a_rank_with_more_arguments_than_a_message_holds_still_starts(tmp_path: Path) -> None:
+    """A long list of files, for example, has as many."""
     run = ended(tmp_path, "import sys; print(len(sys.argv))", more=["x" * 1000] * 300)
     assert run.stdout == "302\n", run.stderr
 
@@ -174,8 +174,8 @@ def test_a_rank_with_more_arguments_than_a_message_holds_begins_all_the_same(tmp
     ("end", "status"),
     [("raise SystemExit(7)", "7"), ("import os; os.kill(os.getpid(), 9)", "-9"), ("raise ValueError('bad')", "1")],
 )
-def test_torchrun_says_how_the_rank_ended(tmp_path: Path, end: str, status: str) -> None:
-    """By its own table; and a traceback begins in the program."""
+def test_torchrun_reports_how_the_rank_ended(tmp_path: Path, end: str, status: str) -> None:
+    """It prints its own table; a traceback starts in the program."""
     run = ended(tmp_path, end)
     assert run.returncode == 1
     assert f"exitcode  : {status} (pid: " in run.stderr
@@ -184,22 +184,22 @@ def test_torchrun_says_how_the_rank_ended(tmp_path: Path, end: str, status: str)
         assert trace[1] == f'  File "{tmp_path / "train.py"}", line 1, in <module>'
 
 
-def test_a_script_that_does_not_exist_fails_as_without_it(tmp_path: Path) -> None:
-    """Python itself says so."""
+def test_a_missing_script_fails_as_without_the_warm_start(tmp_path: Path) -> None:
+    """Python itself reports it."""
     run = ended(tmp_path, None)
     assert run.returncode == 1
     assert "can't open file" in run.stderr
 
 
-def test_a_wrong_option_is_torchruns_to_refuse(tmp_path: Path) -> None:
-    """By its exit code."""
+def test_torchrun_itself_rejects_a_wrong_option(tmp_path: Path) -> None:
+    """The exit code is torchrun's."""
     run = ended(tmp_path, "", ["--no-such-option"])
     assert run.returncode == 2
     assert "usage: torchrun" in run.stderr
 
 
-def test_without_pytorch_the_command_itself_is_run(tmp_path: Path) -> None:
-    """And the reason is said."""
+def test_the_command_itself_runs_without_pytorch(tmp_path: Path) -> None:
+    """The reason is reported."""
     reading, writing = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-S", "-E", warm.__file__, str(reading), ""],
@@ -218,7 +218,7 @@ def test_without_pytorch_the_command_itself_is_run(tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_ends_before_the_attempt_leaves_nothing(tmp_path: Path) -> None:
-    """The process ends without a word when the pipe closes, and by SIGTERM at any time."""
+    """The process ends silently when the pipe closes, and by SIGTERM at any time."""
     for number in (None, signal.SIGTERM):
         reading, writing = os.pipe()
         process = subprocess.Popen([sys.executable, "-S", "-E", warm.__file__, str(reading), ""], pass_fds=(reading,))
@@ -241,10 +241,10 @@ def in_place_of_python(tmp_path: Path, line: str) -> str:
 
 
 @pytest.mark.parametrize("end", ["exit 3", "kill -9 $$"])
-def test_a_process_that_dies_before_the_attempt_costs_nothing_but_its_head_start(
+def test_a_process_that_dies_before_the_attempt_costs_only_its_head_start(
     tmp_path: Path, end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where its guard has not seen its end yet: the attempt runs once, without it, and ends by its own status."""
+    """Even if its guard has not noticed yet: the attempt runs once, without it, and has its own exit status."""
     standby = WarmStandby(in_place_of_python(tmp_path, f"sleep 1; {end}"), "", 1.0, prints_to_terminal=False)
     ran = ["sh", "-c", f"echo ran >> {tmp_path}/ran; exit 7"]
     plan = AttemptPlan(1, ran, None, "here", dict(os.environ), 1.0, None, 1 << 20)
@@ -255,8 +255,8 @@ def test_a_process_that_dies_before_the_attempt_costs_nothing_but_its_head_start
     assert "starting without it" in caplog.text
 
 
-def test_an_attempt_that_is_stopped_while_its_process_imports_does_not_begin(tmp_path: Path) -> None:
-    """Not without that process either."""
+def test_an_attempt_stopped_while_its_process_imports_does_not_start(tmp_path: Path) -> None:
+    """It does not start without that process either."""
     standby = WarmStandby(in_place_of_python(tmp_path, "exec sleep 60"), "", 1.0, prints_to_terminal=False)
     plan = AttemptPlan(1, ["touch", str(tmp_path / "ran")], None, "here", dict(os.environ), 1.0, None, 1 << 20)
     attempt = JobAttempt(plan, lambda environment: standby.begin(plan.argv, [], environment))
@@ -264,7 +264,7 @@ def test_an_attempt_that_is_stopped_while_its_process_imports_does_not_begin(tmp
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_attempt_begins_though_its_process_still_imports(tmp_path: Path) -> None:
+def test_an_attempt_starts_though_its_process_still_imports(tmp_path: Path) -> None:
     """The launcher does not wait for it, however large the environment is. A signal for the job would wait too."""
     standby = WarmStandby(in_place_of_python(tmp_path, "exec sleep 20"), "", 1.0, prints_to_terminal=False)
     guarded = standby.begin(["torchrun"], [], {f"LARGE_{number}": "x" * 100_000 for number in range(3)})

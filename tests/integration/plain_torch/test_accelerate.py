@@ -216,8 +216,8 @@ VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_after_rollbacks_training_goes_on_as_if_nothing_had_been(begin: Begin, variant: str) -> None:
-    """To the bit, within an epoch and over its end; and each epoch ends where it would have."""
+def test_training_continues_after_rollbacks_as_if_nothing_had_happened(begin: Begin, variant: str) -> None:
+    """Bit for bit, within an epoch and across its end; each epoch ends where it would have."""
     calm = begin("calm", **VARIANTS[variant]())
     calm.train(40)
     shaken = begin("shaken", **VARIANTS[variant]())
@@ -231,8 +231,8 @@ def test_after_rollbacks_training_goes_on_as_if_nothing_had_been(begin: Begin, v
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_restart_goes_on_where_it_was(begin: Begin, variant: str) -> None:
-    """With the batches that come next, in the middle of an epoch, and with no epoch more than there would have been."""
+def test_a_restart_continues_where_the_job_was(begin: Begin, variant: str) -> None:
+    """The next batches follow, in the middle of an epoch, and there are no extra epochs."""
     calm = begin("calm", **VARIANTS[variant]())
     calm.train(30)
     first = begin("shaken", **VARIANTS[variant]())
@@ -249,7 +249,7 @@ def test_a_restart_goes_on_where_it_was(begin: Begin, variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_skipped_batches_do_not_come_again(begin: Begin, variant: str) -> None:
-    """So many batches, whatever makes a step."""
+    """The number counts batches, whatever makes a step."""
     calm = begin("calm", **VARIANTS[variant]())
     calm.train(30)
     shaken = begin("shaken", **VARIANTS[variant]())
@@ -263,7 +263,7 @@ def test_skipped_batches_do_not_come_again(begin: Begin, variant: str) -> None:
 
 
 def test_the_last_batch_of_an_epoch_completes_a_step(begin: Begin) -> None:
-    """Thirteen batches of three make five steps, as Accelerate has it, and a step counts as one."""
+    """Thirteen batches of three make five steps, as in Accelerate, and a step counts as one."""
     loop = begin(accumulation=3)
     loop.train(5)
     assert (len(loop.seen), loop.run.global_step) == (13, 5)
@@ -281,7 +281,7 @@ def test_short_calls_do_what_the_long_ones_do(begin: Begin) -> None:
 
 
 def test_commands_change_rate_and_accumulation_through_accelerate(begin: Begin) -> None:
-    """Its wrappers are seen through: the schedule goes on, scaled, and its accelerator counts to another number."""
+    """Its wrappers are unwrapped: the scaled schedule continues, and its accelerator counts to the new number."""
     calm = begin("calm", accumulation=3)
     calm.train(12)
     loop = begin(accumulation=3)
@@ -297,7 +297,7 @@ def test_commands_change_rate_and_accumulation_through_accelerate(begin: Begin) 
 
 
 def test_the_scaler_of_mixed_precision_is_part_of_a_checkpoint(begin: Begin, tmp_path: Path) -> None:
-    """It is found in the accelerator; a step that overflows is left out by optimizer and scheduler alike."""
+    """It is found in the accelerator; optimizer and scheduler both skip a step that overflows."""
     loop = begin()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
     loop.accelerator.scaler = scaler
@@ -311,14 +311,14 @@ def test_the_scaler_of_mixed_precision_is_part_of_a_checkpoint(begin: Begin, tmp
     run.close()
 
 
-def test_two_numbers_of_batches_that_make_a_step_are_an_error(begin: Begin) -> None:
-    """Accelerate's, and another one for `attach`."""
+def test_two_different_accumulation_numbers_are_an_error(begin: Begin) -> None:
+    """One is Accelerate's, the other was given to `attach`."""
     with pytest.raises(ConfigurationError, match=r"accumulation is 2, and Accelerator\(gradient_accumulation_steps=3"):
         begin(accumulation=3, heeded=2)
 
 
 def test_accelerates_own_states_serve_as_checkpoints(begin: Begin, tmp_path: Path) -> None:
-    """``accelerator.save_state`` and ``load_state`` in the functions that the guide gives."""
+    """The guide's functions use ``accelerator.save_state`` and ``load_state``."""
     calm = begin("calm", accumulation=2)
     calm.train(20)
     directory = tmp_path / "states"

@@ -31,7 +31,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
 
 @pytest.mark.parametrize("way", CHOSEN)
 def test_ranks_repeat_the_same_batches_and_the_same_training(way: str, outcomes: Any) -> None:
-    """Each its own part of them, to the bit, and no epoch more."""
+    """Each rank repeats its own part, bit for bit, without extra epochs."""
     for outcome in outcomes[way]:
         calm, repeated = outcome["calm"], outcome["repeated"]
         assert repeated["data"].startswith(REPLAYED)
@@ -42,8 +42,8 @@ def test_ranks_repeat_the_same_batches_and_the_same_training(way: str, outcomes:
 
 
 @pytest.mark.parametrize("way", CHOSEN)
-def test_ranks_leave_out_the_same_batches(way: str, outcomes: Any) -> None:
-    """Three of each rank, from the checkpoint on."""
+def test_ranks_skip_the_same_batches(way: str, outcomes: Any) -> None:
+    """Each skips three, starting at the checkpoint."""
     for outcome in outcomes[way]:
         calm, skipped = outcome["calm"], outcome["skipped"]
         batches = 2 if way == "dealt" else 1  # make a step
@@ -56,7 +56,7 @@ def test_ranks_leave_out_the_same_batches(way: str, outcomes: Any) -> None:
 
 @pytest.mark.parametrize("way", ["dealt", "streamed"])
 def test_ranks_do_not_train_on_the_same_samples(way: str, outcomes: Any) -> None:
-    """Though their seeds differ, they share one order: in an epoch each sample comes once, and a few to fill up."""
+    """Though their seeds differ, they share one order: in an epoch each sample comes once, plus a few to fill up."""
     epoch = -(-program.SAMPLES // (program.BATCH * RANKS))
     seen = [outcome["calm"]["seen"][:epoch] for outcome in outcomes[way]]
     samples = [sample for batches in seen for batch in batches for sample in batch]
@@ -64,6 +64,6 @@ def test_ranks_do_not_train_on_the_same_samples(way: str, outcomes: Any) -> None
     assert len(samples) <= program.SAMPLES + program.BATCH
 
 
-def test_how_many_samples_a_batch_has_is_known_where_they_are_dealt_out(outcomes: Any) -> None:
-    """So that the throughput is reported; of a split batch each rank has its part."""
+def test_the_samples_per_batch_are_known_unless_batches_are_streamed(outcomes: Any) -> None:
+    """The throughput can then be reported; each rank has its part of a split batch."""
     assert [outcomes[way][0]["calm"]["samples"] for way in CHOSEN] == [4, 2, None]

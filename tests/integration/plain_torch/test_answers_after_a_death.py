@@ -39,8 +39,10 @@ with trainmedic.connect(job="llm-1", redis_url=url) as medic:
 
 
 @pytest.mark.parametrize("action", ["job.scale_lr", "job.checkpoint"])
-def test_what_was_recorded_says_whether_it_was_applied(shared_redis: RedisServer, tmp_path: Path, action: str) -> None:
-    """A changed rate is on record: it is answered applied, so that nobody halves it again. Else it is interrupted."""
+def test_the_record_determines_whether_a_command_was_applied(
+    shared_redis: RedisServer, tmp_path: Path, action: str
+) -> None:
+    """A recorded rate change is answered applied, so that it is not halved again. Other commands are interrupted."""
     if shared_redis.process is None:
         shared_redis.start()
     environment = {"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}

@@ -50,15 +50,17 @@ def cases() -> dict[str, tuple[Any, Any, str]]:
 
 
 @pytest.mark.parametrize("name", cases())
-def test_what_cannot_be_brought_back_is_refused(name: str, medic: trainmedic.Medic, tmp_path: Path) -> None:
-    """At attach, before anything is trained in vain."""
+def test_state_that_cannot_be_restored_is_rejected(name: str, medic: trainmedic.Medic, tmp_path: Path) -> None:
+    """The error comes at attach, before any training in vain."""
     model, optimizer, reason = cases()[name]
     with pytest.raises(ConfigurationError, match=reason):
         trainmedic.torch.attach(medic, model=model, optimizer=optimizer, checkpoints=tmp_path)
 
 
-def test_what_is_saved_is_accepted(medic: trainmedic.Medic, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Parameters of a module in ``also``, a wrapper that shows groups and state; a frozen model is told in the log."""
+def test_state_that_is_saved_is_accepted(
+    medic: trainmedic.Medic, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Parameters of a module in ``also``, and a wrapper that shows groups and state; a frozen model is logged."""
     model, other = nn.Linear(2, 1), nn.Linear(2, 1)
     optimizer = sgd(model, other)
     trainmedic.torch.attach(medic, model=model, optimizer=optimizer, also={"head": other}, checkpoints=tmp_path).close()
@@ -85,7 +87,7 @@ class Masters:
 
 @pytest.mark.parametrize("kind", ["list", "dict", "part", "one left out"])
 def test_weights_outside_of_modules_are_named(kind: str, medic: trainmedic.Medic, tmp_path: Path) -> None:
-    """Such as copies in full precision of a model in half, which the optimizer moves in its place."""
+    """For example, an optimizer may update full-precision copies of a half-precision model instead of the model."""
     model = nn.Linear(2, 1, dtype=torch.bfloat16)
     weights = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
     also: dict[str, Any] = {

@@ -77,10 +77,8 @@ def saved(directory: Path) -> list[int]:
     return sorted(int(path.parent.name.split("-")[1]) for path in directory.glob(f"step-*/{checkpoints.COMPLETE}"))
 
 
-def test_what_is_written_in_the_background_is_what_would_have_been_written(
-    begin: Begin, tmp_path: Path, disk: Disk
-) -> None:
-    """Though training went on meanwhile: the same files with the same content, of a usual size, for any reader."""
+def test_background_saves_write_the_same_files(begin: Begin, tmp_path: Path, disk: Disk) -> None:
+    """Though training continues meanwhile: the same files with the same content, in a usual size, for any reader."""
     training = begin(**options(tmp_path))
     training.train(40, {step: settle(training) for step in range(8, 41)})
     training.run.close()
@@ -104,7 +102,7 @@ def test_what_is_written_in_the_background_is_what_would_have_been_written(
 def test_training_does_not_wait_for_a_slow_disk(
     begin: Begin, tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One checkpoint is written at a time, those that come due meanwhile are left out; the end waits for the last."""
+    """One checkpoint is written at a time, others due during this time are skipped; the end waits for the last."""
     training = begin(**options(tmp_path))
     acts: dict[int, Any] = {step: settle(training) for step in range(8, 19)}
     training.train(59, acts | {19: disk.moves.clear})
@@ -115,8 +113,8 @@ def test_training_does_not_wait_for_a_slow_disk(
     assert saved(tmp_path / "saved") == [0, 10, 20]
 
 
-def test_a_rollback_while_one_is_written_abandons_it_with_its_course(begin: Begin, tmp_path: Path, disk: Disk) -> None:
-    """It is of the course that was left, so no restart goes on from it."""
+def test_a_rollback_during_a_save_abandons_the_checkpoint(begin: Begin, tmp_path: Path, disk: Disk) -> None:
+    """It belongs to the abandoned run, so no restart continues from it."""
     training = begin(**options(tmp_path))
     acts: dict[int, Any] = {step: settle(training) for step in range(8, 19)}
     release = threading.Timer(0.5, disk.moves.set)
@@ -129,7 +127,7 @@ def test_a_rollback_while_one_is_written_abandons_it_with_its_course(begin: Begi
     assert left_out  # it is of the course that training went on with
 
 
-def test_a_full_disk_costs_the_checkpoint_and_nothing_else(
+def test_a_full_disk_costs_only_the_checkpoint(
     begin: Begin, tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing is left of it, and the next one is written again."""

@@ -163,10 +163,10 @@ def squared(model: nn.Module, batch: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize(("model", "count"), [(Recurrent, 1), (Caching, 2), (Stateful, 2)])
-def test_state_in_modules_is_found_and_goes_back(
+def test_state_in_modules_is_found_and_restored(
     looped: Callable[..., Looped], model: Callable[[], nn.Module], count: int
 ) -> None:
-    """A hidden state, a cache, and a buffer that no state_dict holds."""
+    """This is a hidden state, a cache, and a buffer that no state_dict holds."""
     training = looped(model())
     reply = training.train(squared)
     assert (reply.status, carried_of(reply)) == ("applied", {"compared": count, "agreed": count})
@@ -182,10 +182,10 @@ AT_START = [Recurrent, *map(averaging, [None, 0.0, 0, [None, None], [0.0], (0, 0
 
 
 @pytest.mark.parametrize("model", AT_START)
-def test_state_from_before_the_first_step_is_as_it_was(
+def test_state_from_before_the_first_step_is_restored(
     looped: Callable[..., Looped], model: Callable[[], nn.Module]
 ) -> None:
-    """The checkpoint of step 0 knows no hidden state, and the loop needs what it began with."""
+    """The checkpoint of step 0 has no hidden state, and the loop needs its initial one."""
     training = looped(model())
     assert training.train(squared, steps=30, at=8, to=0).status == "applied"
     assert training.repeats()
@@ -273,8 +273,10 @@ NAMED = [named_tensor, named_buffer, named_dict, named_functions, named_object, 
 
 @pytest.mark.parametrize("kind", NAMED)
 @pytest.mark.parametrize("is_named", [True, False])
-def test_what_the_loop_names_goes_back(looped: Callable[..., Looped], kind: Callable[[], Any], is_named: bool) -> None:
-    """Without a name it cannot be seen: then the first loss shows it, and the answer is failed."""
+def test_state_that_the_loop_names_is_restored(
+    looped: Callable[..., Looped], kind: Callable[[], Any], is_named: bool
+) -> None:
+    """Unnamed state is invisible: then the first loss shows the difference, and the answer is failed."""
     value, mix = kind()
     training = looped(nn.Linear(3, 3), also={"own": value} if is_named else None)
 
@@ -308,16 +310,16 @@ class Noisy(Dataset[torch.Tensor]):
         return noise + shift + index
 
 
-def test_generators_of_the_data_set_go_back(looped: Callable[..., Looped]) -> None:
-    """Torch's, Python's and NumPy's, wherever the data set holds them."""
+def test_generators_of_the_data_set_are_restored(looped: Callable[..., Looped]) -> None:
+    """These are torch's, Python's and NumPy's, wherever the data set holds them."""
     training = looped(nn.Linear(3, 3), loader=DataLoader(Noisy(), 4, shuffle=True))
     reply = training.train(squared)
     assert (reply.status, carried_of(reply)) == ("applied", {"compared": 3, "agreed": 3})
     assert training.repeats()
 
 
-def test_it_outlives_a_restart(looped: Callable[..., Looped]) -> None:
-    """A new process goes on with the hidden state of the checkpoint."""
+def test_the_hidden_state_survives_a_restart(looped: Callable[..., Looped]) -> None:
+    """A new process continues with the hidden state of the checkpoint."""
     torch.manual_seed(5)
     first = looped(Recurrent())
     first.train(squared, steps=24)
@@ -334,7 +336,7 @@ def test_it_outlives_a_restart(looped: Callable[..., Looped]) -> None:
 
 
 def test_a_rate_in_a_tensor_stays_the_loops_own(looped: Callable[..., Looped]) -> None:
-    """The loop moves a tensor that the optimizer must still use after a rollback."""
+    """The loop updates a tensor that the optimizer must still use after a rollback."""
     training = looped(nn.Linear(3, 3))
     rate = torch.tensor(0.01)
     training.optimizer.param_groups[0]["lr"] = rate
@@ -348,8 +350,8 @@ def test_a_rate_in_a_tensor_stays_the_loops_own(looped: Callable[..., Looped]) -
     assert training.repeats()
 
 
-def test_a_value_that_does_not_come_back_is_told(looped: Callable[..., Looped]) -> None:
-    """A setter that keeps nothing is no rollback, whatever the losses say."""
+def test_a_value_that_is_not_restored_is_reported(looped: Callable[..., Looped]) -> None:
+    """A setter that stores nothing is not a rollback, whatever the losses say."""
     counted = [0]
 
     def count() -> int:
@@ -362,14 +364,14 @@ def test_a_value_that_does_not_come_back_is_told(looped: Callable[..., Looped]) 
 
 
 @pytest.mark.parametrize("value", [3.0, "text", [object()], torch.zeros(2, device="meta")])
-def test_what_cannot_be_carried_is_refused(looped: Callable[..., Looped], value: Any) -> None:
+def test_state_that_cannot_be_carried_is_rejected(looped: Callable[..., Looped], value: Any) -> None:
     with pytest.raises(ConfigurationError, match="also: own"):
         looped(nn.Linear(3, 3), also={"own": value})
 
 
 @pytest.mark.parametrize("skip", [0, 3])
-def test_a_loss_that_is_no_number_is_never_applied(looped: Callable[..., Looped], skip: int) -> None:
-    """The carried state is spoiled and stays so: every loss is NaN from the rollback on, and after a skip as well."""
+def test_a_nan_loss_is_never_applied(looped: Callable[..., Looped], skip: int) -> None:
+    """The carried state stays damaged: every loss is NaN after the rollback, also after a skip."""
     hidden = [torch.zeros(3)]
     training = looped(nn.Linear(3, 3))
 
@@ -383,8 +385,8 @@ def test_a_loss_that_is_no_number_is_never_applied(looped: Callable[..., Looped]
     assert "is not a finite number, 1 step(s) after the checkpoint" in reply.output["reason"]
 
 
-def test_views_whose_memory_was_freed_are_left_alone() -> None:
-    """FSDP leaves such views in attributes of modules; reading one would end the process."""
+def test_views_of_freed_memory_are_ignored() -> None:
+    """FSDP leaves such views in module attributes; reading one would crash the process."""
     weights = torch.randn(8)
     view = weights[2:6]
     weights.untyped_storage().resize_(0)
@@ -420,8 +422,8 @@ class Counting(nn.Module):
         return out * (1 + self.mean + sum(self.last)) + 0.01 * (self.calls % 7)
 
 
-def test_numbers_that_a_module_keeps_go_back(looped: Callable[..., Looped]) -> None:
-    """They are found, compared, and every loss is as before."""
+def test_numbers_in_a_modules_attributes_are_restored(looped: Callable[..., Looped]) -> None:
+    """They are found and compared, and every loss is as before."""
     training = looped(Counting())
     reply = training.train(squared)
     assert reply.status == "applied", reply.output
@@ -429,7 +431,7 @@ def test_numbers_that_a_module_keeps_go_back(looped: Callable[..., Looped]) -> N
     assert carried_of(reply) == {"compared": 3, "agreed": 3}
 
 
-def test_numbers_are_as_at_first_after_a_rollback_to_the_start(looped: Callable[..., Looped]) -> None:
+def test_numbers_have_their_initial_values_after_a_rollback_to_the_start(looped: Callable[..., Looped]) -> None:
     """The checkpoint of step 0 holds none of them, because none had changed."""
     training = looped(Counting())
     reply = training.train(squared, steps=30, at=25, to=0)
@@ -473,10 +475,10 @@ class Held:
         self.param_groups[0]["lr"] = state["lr"]
 
 
-def test_an_optimizer_without_groups_is_refused_with_what_to_do(
+def test_an_optimizer_without_groups_is_rejected_with_instructions(
     commander: Commander, medic: trainmedic.Medic, tmp_path: Path
 ) -> None:
-    """Who does so has an exact rollback."""
+    """A loop that follows them has an exact rollback."""
     torch.manual_seed(3)
     model = nn.Linear(3, 3)
     optimizer = Labelled(list(model.parameters()), 0.1)
@@ -509,10 +511,10 @@ def test_an_optimizer_without_groups_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize("has_differed", [True, False])
-def test_a_loss_of_weights_that_changed_by_themselves_is_no_measure(
+def test_losses_of_weights_that_changed_by_themselves_prove_nothing(
     looped: Callable[..., Looped], has_differed: bool
 ) -> None:
-    """A bit changed in the first step after the checkpoint. Without the comparison of ranks it could be lost state."""
+    """A bit changed in the first step after the checkpoint. Without the rank comparison it could be lost state."""
     training = looped(nn.Linear(3, 3))
 
     def loss_of(model: nn.Module, batch: torch.Tensor) -> Any:

@@ -40,8 +40,8 @@ def sizes(training: Training) -> list[int]:
     return [len(batch) for batch in training.seen]
 
 
-def test_a_scaled_learning_rate_is_kept_over_rollbacks_and_restarts(begin: Begin) -> None:
-    """Scaled and then rolled back to before; rolled back and then scaled; the job killed and started again."""
+def test_a_scaled_learning_rate_survives_rollbacks_and_restarts(begin: Begin) -> None:
+    """Scaled, then rolled back to before; rolled back, then scaled; the job killed and restarted."""
     training = begin(scheduler=constant)
     half, back = training.order("job.scale_lr", factor=0.5), training.order("job.rollback", step=10)
     training.train(20, {12: [half, back], 15: [back, half]})
@@ -58,7 +58,7 @@ def test_a_scaled_learning_rate_is_kept_over_rollbacks_and_restarts(begin: Begin
 
 
 def test_a_scale_is_undone_exactly_and_stays_undone(begin: Begin) -> None:
-    """By the command that took it, in whatever order, over a rollback to when it held and over a restart."""
+    """The undo names its command, in any order, across a rollback to a scaled step and across a restart."""
     training = begin(scheduler=constant)
     third, tenth = training.order("job.scale_lr", factor=0.3), training.order("job.scale_lr", factor=0.1)
     undo = training.undo(0, "job.scale_lr", factor=1 / 0.3)
@@ -72,10 +72,10 @@ def test_a_scale_is_undone_exactly_and_stays_undone(begin: Begin) -> None:
     assert (later.run.lr_scale, later.run.training.rate.value) == (1.0, 0.01)
 
 
-def test_a_scale_is_undone_by_its_record_where_redis_has_forgotten_the_command(
+def test_a_scale_is_undone_by_its_record_if_redis_lost_the_command(
     commander: Commander, redis_url: str, tmp_path: Path
 ) -> None:
-    """Redis comes back empty, and the job is started again from a checkpoint with the halved rate. The undo is carried
+    """Redis comes back empty, and the job restarts from a checkpoint with the halved rate. The undo is carried
     out; a second one of the same command, and one of a command that nobody knows, find nothing in force."""
     with commander.connect() as first:
         training = Training(commander, first, tmp_path, scheduler=constant)
@@ -98,8 +98,8 @@ def test_a_scale_is_undone_by_its_record_where_redis_has_forgotten_the_command(
         later.run.close()
 
 
-def test_the_rate_that_is_expected_is_reported_beside_the_one_in_use(begin: Begin, medic: trainmedic.Medic) -> None:
-    """So that a jump that nobody ordered is seen, and one that was ordered is none."""
+def test_the_expected_rate_is_reported_next_to_the_actual_one(begin: Begin, medic: trainmedic.Medic) -> None:
+    """This way a jump without a command is visible, and one with a command is not counted."""
     training = begin(scheduler=constant)
     looked_at: dict[int, Any] = dict.fromkeys(
         range(1, 8), lambda: time.sleep(REPORT_INTERVAL)
@@ -114,10 +114,10 @@ def test_the_rate_that_is_expected_is_reported_beside_the_one_in_use(begin: Begi
 
 
 @pytest.mark.parametrize("jumps", [True, False])
-def test_a_rate_that_is_off_is_off_after_a_restart_too(
+def test_a_rate_off_its_schedule_is_still_off_after_a_restart(
     begin: Begin, medic: trainmedic.Medic, monkeypatch: pytest.MonkeyPatch, jumps: bool
 ) -> None:
-    """Many schedulers go on from the rate that they find: the process that resumes does not take it for its own, where
+    """Many schedulers continue from the rate that they find: the resumed process does not accept it as its own, if
     the rate was off for so long that checkpoints with it are not ill any more."""
     monkeypatch.setattr(progress, "REPORT_INTERVAL", 0.0)  # these steps are quicker than any
     monkeypatch.setattr(health, "_LONGEST_RISE", -1.0)
@@ -136,8 +136,8 @@ def test_a_rate_that_is_off_is_off_after_a_restart_too(
     assert off > 0.9 if jumps else off < 1e-6
 
 
-def test_a_restart_goes_on_from_before_the_rate_was_off(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint that was written with a rate off its schedule is ill, as long as it cannot be meant."""
+def test_a_restart_resumes_from_before_the_rate_was_off(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint with a rate off its schedule is unhealthy as long as the rate cannot be intended."""
     monkeypatch.setattr(progress, "REPORT_INTERVAL", 0.0)
     cosine = partial(lr_scheduler.CosineAnnealingLR, T_max=100)
     training = begin(scheduler=cosine)
@@ -150,8 +150,8 @@ def test_a_restart_goes_on_from_before_the_rate_was_off(begin: Begin, monkeypatc
     assert begin(scheduler=cosine).run.resume() == 10
 
 
-def test_a_smaller_batch_keeps_the_global_one_and_no_sample_is_lost(begin: Begin) -> None:
-    """Half the batch, twice the accumulation, in the middle of an epoch; and exactly back again."""
+def test_a_smaller_batch_keeps_the_global_one_and_loses_no_sample(begin: Begin) -> None:
+    """Half the batch, twice the accumulation, in the middle of an epoch, and exactly back again."""
     training = begin(accumulation=1)
     half = training.order("job.scale_batch", factor=0.5)
     training.train(13, {4: half, 8: training.undo(0, "job.scale_batch", factor=2.0)})
@@ -163,8 +163,8 @@ def test_a_smaller_batch_keeps_the_global_one_and_no_sample_is_lost(begin: Begin
     assert (training.run.accumulation, training.run.training.batch_source.batch_size) == (1, 4)  # type: ignore[union-attr]
 
 
-def test_a_batch_of_another_size_trains_as_the_whole_one(begin: Begin, tmp_path: Path) -> None:
-    """The gradients of two halves are those of the whole, where nothing depends on the batch."""
+def test_two_half_batches_train_like_a_whole_one(begin: Begin, tmp_path: Path) -> None:
+    """Their gradients equal those of the whole one, if nothing depends on the batch."""
     losses = []
     for name, at in (("whole", {}), ("halves", {2: True})):
         data = [(torch.ones(4, 4) * number, torch.arange(4)) for number in range(4)]
@@ -189,7 +189,7 @@ class _Rows(torch.utils.data.Dataset[Any]):
 
 
 def test_accumulation_is_changed_at_a_step_boundary(begin: Begin) -> None:
-    """Three batches make a step from then on, over a rollback too; undone, one does again."""
+    """Three batches make a step from then on, also across a rollback; after the undo, one does again."""
     training = begin(accumulation=1)
     triple = training.order("job.accumulate", factor=3)
     undo = training.undo(0, "job.accumulate", factor=1 / 3)
@@ -199,8 +199,8 @@ def test_accumulation_is_changed_at_a_step_boundary(begin: Begin) -> None:
     assert len(training.seen) == 11 + 2 * 3 + 2
 
 
-def test_what_commands_changed_is_changed_again_after_a_restart(begin: Begin) -> None:
-    """Batch size, accumulation and workers: the script starts with its own, and the run remembers."""
+def test_changes_by_commands_are_reapplied_after_a_restart(begin: Begin) -> None:
+    """These are batch size, accumulation and workers: the script starts with its own, and the run remembers."""
     training = begin(accumulation=1)
     half, workers = training.order("job.scale_batch", factor=0.5), training.order("job.dataloader_workers", count=1)
     training.train(10, {9: [half, workers]})
@@ -227,10 +227,10 @@ def test_what_commands_changed_is_changed_again_after_a_restart(begin: Begin) ->
         ("job.rollback", {"before": "2020-01-01T00:00:00Z"}, "no complete checkpoint from before 2020-01-01T00:00:00"),
     ],
 )
-def test_what_makes_no_sense_is_rejected_and_changes_nothing(
+def test_invalid_commands_are_rejected_and_change_nothing(
     begin: Begin, action: str, params: dict[str, Any], words: str
 ) -> None:
-    """With the reason; training goes on as before."""
+    """The answer has the reason; training continues as before."""
     training = begin(accumulation=1)
     training.train(6, {5: training.order(action, **params)})
     (reply,) = training.replies()
@@ -238,10 +238,10 @@ def test_what_makes_no_sense_is_rejected_and_changes_nothing(
     assert sizes(training) == [4] * 6
 
 
-def test_a_rate_that_an_older_release_has_recorded_beyond_all_measure_ends_no_restart(
+def test_an_excessive_rate_recorded_by_an_older_release_does_not_stop_a_restart(
     begin: Begin, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is dropped, with a line in the log, though the record and the checkpoint both have it."""
+    """It is dropped and logged, though the record and the checkpoint both have it."""
     training = begin(scheduler=constant)
     training.train(8)
     training.run.training.rate.set_scale(1e300)
@@ -258,7 +258,7 @@ def test_a_rate_that_an_older_release_has_recorded_beyond_all_measure_ends_no_re
     assert "the learning rate was scaled by 1e+300, by command an old command" in caplog.text
 
 
-def test_a_change_with_which_no_start_comes_to_a_checkpoint_is_dropped(begin: Begin) -> None:
+def test_a_change_that_prevents_every_checkpoint_after_a_start_is_dropped(begin: Begin) -> None:
     """The job ends twice before one, as if the larger batch did not fit into its memory."""
     training = begin()
     training.train(12, {11: training.order("job.scale_batch", factor=2.0, keep_global_batch=False)})
@@ -274,7 +274,7 @@ def test_a_change_with_which_no_start_comes_to_a_checkpoint_is_dropped(begin: Be
 
 @pytest.mark.parametrize(("start", "count"), [(0, 2), (2, 1), (1, 0)])
 def test_workers_are_changed_without_losing_or_repeating_a_batch(begin: Begin, start: int, count: int) -> None:
-    """In the middle of an epoch; the answer holds the count from before, which undoes it."""
+    """In the middle of an epoch; the answer has the previous number, which undoes the change."""
     training = begin(workers=start)
     training.train(13, {5: training.order("job.dataloader_workers", count=count)})
     (told,) = training.outputs()
@@ -284,8 +284,8 @@ def test_workers_are_changed_without_losing_or_repeating_a_batch(begin: Begin, s
 
 
 @pytest.mark.parametrize(("start", "at_most"), [(0, 1), (1, 1), (0, 0), (1, 3)])
-def test_an_upper_bound_that_is_kept_already_changes_nothing(begin: Begin, start: int, at_most: int) -> None:
-    """Workers are never raised by it, and the answer does not say that anything was done."""
+def test_an_upper_bound_that_is_already_met_changes_nothing(begin: Begin, start: int, at_most: int) -> None:
+    """It never raises workers, and the answer does not report a change."""
     training = begin(workers=start)
     training.train(6, {3: training.order("job.dataloader_workers", at_most=at_most)})
     (reply,) = training.replies()
@@ -293,8 +293,8 @@ def test_an_upper_bound_that_is_kept_already_changes_nothing(begin: Begin, start
     assert training.run.training.batch_source.workers == start  # type: ignore[union-attr]
 
 
-def test_lowered_workers_are_given_back_exactly(begin: Begin) -> None:
-    """The answer holds the number from before, and the undo sets that."""
+def test_lowered_workers_are_restored_exactly(begin: Begin) -> None:
+    """The answer has the previous number, and the undo sets it."""
     training = begin(workers=2)
     training.train(
         9,
@@ -308,7 +308,7 @@ def test_lowered_workers_are_given_back_exactly(begin: Begin) -> None:
     assert training.run.training.changes.workers is None
 
 
-def test_undoing_the_scripts_own_count_leaves_the_change_before_it(begin: Begin) -> None:
+def test_undoing_the_scripts_own_count_restores_the_change_before_it(begin: Begin) -> None:
     training = begin(workers=2)
     orders: dict[int, Any] = {3: training.order("job.dataloader_workers", count=1)}
     orders |= {5: training.order("job.dataloader_workers", count=2)}
@@ -318,10 +318,10 @@ def test_undoing_the_scripts_own_count_leaves_the_change_before_it(begin: Begin)
 
 
 @pytest.mark.parametrize(("script", "lowered", "undone"), [(2, 1, 2), (1, 1, 1), (0, 0, 0)])
-def test_a_script_that_starts_again_with_fewer_workers_keeps_them(
+def test_a_script_that_restarts_with_fewer_workers_keeps_them(
     begin: Begin, script: int, lowered: int, undone: int
 ) -> None:
-    """What lowered the workers of the process before raises none of this one; nor does its undo."""
+    """A lowered limit of the process before does not raise them, and neither does its undo."""
     training = begin(workers=2)
     training.train(10, {9: training.order("job.dataloader_workers", at_most=1)})
     training.outputs()
@@ -335,7 +335,7 @@ def test_a_script_that_starts_again_with_fewer_workers_keeps_them(
     assert source.workers == undone
 
 
-def test_workers_that_cannot_be_started_leave_the_loader_as_it_was(begin: Begin, tmp_path: Path) -> None:
+def test_workers_that_cannot_be_started_leave_the_loader_unchanged(begin: Begin, tmp_path: Path) -> None:
     """The command fails, the training does not."""
 
     def refuses(batch: Any) -> Any:  # a local function cannot be handed to a spawned process
@@ -351,8 +351,8 @@ def test_workers_that_cannot_be_started_leave_the_loader_as_it_was(begin: Begin,
     assert len(training.seen) == 13
 
 
-def test_a_pause_ends_by_command_or_by_its_time(begin: Begin, commander: Commander) -> None:
-    """Meanwhile other commands are carried out, and a stop ends it at once."""
+def test_a_pause_ends_by_command_or_after_its_duration(begin: Begin, commander: Commander) -> None:
+    """Other commands are carried out during the pause, and a stop ends it at once."""
     training = begin()
     training.train(3, {1: training.order("job.pause", max="300ms")})
     assert training.outputs()[0]["max_seconds"] == 0.3
@@ -370,8 +370,8 @@ def test_a_pause_ends_by_command_or_by_its_time(begin: Begin, commander: Command
     assert time.monotonic() - began < 600
 
 
-def test_a_pause_is_extended_while_it_lasts_and_not_begun_again(begin: Begin) -> None:
-    """By the ID of the command that began it, whose undo then ends it."""
+def test_a_pause_is_extended_while_it_lasts_and_not_restarted(begin: Begin) -> None:
+    """The ID of the command that started it identifies it; that command's undo ends it."""
     training = begin()
 
     def later() -> None:
@@ -388,7 +388,7 @@ def test_a_pause_is_extended_while_it_lasts_and_not_begun_again(begin: Begin) ->
 
 
 def test_a_stop_ends_the_batches_after_a_checkpoint(begin: Begin, tmp_path: Path) -> None:
-    """From which the run goes on when it is started again."""
+    """The run continues from it when it is restarted."""
     training = begin()
     training.train(30, {7: training.order("job.stop", checkpoint=True)})
     assert training.outputs()[0]["checkpoint"] == "step-00000007"
@@ -397,7 +397,7 @@ def test_a_stop_ends_the_batches_after_a_checkpoint(begin: Begin, tmp_path: Path
 
 
 def test_a_script_may_end_the_batches_itself(begin: Begin) -> None:
-    """By the attribute that a stop sets; the other numbers of a run can be set as well."""
+    """It sets the same attribute as a stop; the other numbers of a run can be set as well."""
     training = begin()
     training.train(30, {5: lambda: setattr(training.run, "stopping", True)})
     assert (training.run.global_step, training.run.stopping) == (5, True)
@@ -406,8 +406,8 @@ def test_a_script_may_end_the_batches_itself(begin: Begin) -> None:
     assert training.run.accumulation == 2
 
 
-def test_a_stop_does_not_wait_for_a_checkpoint_that_cannot_be_written(begin: Begin, tmp_path: Path) -> None:
-    """It stops, and says what there is not."""
+def test_a_stop_does_not_wait_for_an_impossible_checkpoint(begin: Begin, tmp_path: Path) -> None:
+    """The loop stops, and the answer reports the missing checkpoint."""
     (tmp_path / "file").write_text("in the way")
     training = begin(directory=tmp_path / "file")
     training.train(30, {7: training.order("job.stop", checkpoint=True)})
@@ -416,7 +416,7 @@ def test_a_stop_does_not_wait_for_a_checkpoint_that_cannot_be_written(begin: Beg
 
 
 def test_an_ordered_checkpoint_is_written_once(begin: Begin) -> None:
-    """The second order at the same step finds it there."""
+    """The second command at the same step finds it."""
     training = begin()
     save = training.order("job.checkpoint")
     training.train(8, {7: [save, save]})
@@ -425,8 +425,8 @@ def test_an_ordered_checkpoint_is_written_once(begin: Begin) -> None:
     assert first["saved_at"] == second["saved_at"]
 
 
-def test_a_bug_in_the_way_of_a_command_costs_the_command_and_not_the_job(begin: Begin, monkeypatch: Any) -> None:
-    """Answered failed; the next command works."""
+def test_a_bug_in_a_command_costs_the_command_and_not_the_job(begin: Begin, monkeypatch: Any) -> None:
+    """It is answered failed; the next command works."""
     training = begin()
 
     def broken(*_: Any) -> None:
@@ -446,8 +446,8 @@ def capabilities(redis_url: str) -> dict[str, str]:
     return found
 
 
-def test_a_run_says_what_it_can_do(begin: Begin, redis_url: str) -> None:
-    """Everything live, but for an accelerator that is not there, and accumulation that the loop does not heed."""
+def test_a_run_announces_its_capabilities(begin: Begin, redis_url: str) -> None:
+    """Everything is live, except a missing accelerator and accumulation that the loop ignores."""
     begin()
     known = capabilities(redis_url)
     eventually(lambda: len(capabilities(redis_url)) == 10, 60, "all capabilities")
@@ -458,7 +458,7 @@ def test_a_run_says_what_it_can_do(begin: Begin, redis_url: str) -> None:
     assert set(known.values()) == {"live", "unsupported"}
 
 
-def test_a_run_without_checkpoints_or_loader_says_so(begin: Begin, commander: Commander) -> None:
+def test_a_run_without_checkpoints_or_loader_reports_it(begin: Begin, commander: Commander) -> None:
     """Each command that needs them is answered with what is missing."""
     training = begin(checkpoints=None, checkpoint_every=None, loader=[(torch.ones(4, 4), torch.arange(4))] * 9)
     orders = [training.order(f"job.{name}") for name in ("rollback", "checkpoint")]
@@ -496,8 +496,8 @@ def test_a_run_without_checkpoints_or_loader_says_so(begin: Begin, commander: Co
         {"accelerator": object()},
     ],
 )
-def test_a_mistake_in_the_script_is_an_error_at_once(begin: Begin, options: dict[str, Any]) -> None:
-    """Not at the first alert."""
+def test_an_error_in_the_script_is_raised_at_once(begin: Begin, options: dict[str, Any]) -> None:
+    """It is not delayed until the first alert."""
     with pytest.raises(ConfigurationError):
         begin(**options)
 
@@ -506,23 +506,23 @@ def test_a_mistake_in_the_script_is_an_error_at_once(begin: Begin, options: dict
     "given",
     [{"model": None}, {"model": []}, {"optimizer": None}, {"optimizer": {}}, {"optimizer": torch.optim.SGD}],
 )
-def test_a_training_has_a_model_and_an_optimizer(medic: trainmedic.Medic, given: dict[str, Any]) -> None:
-    """Checkpoints without them would be written, and be worth nothing."""
+def test_a_training_requires_a_model_and_an_optimizer(medic: trainmedic.Medic, given: dict[str, Any]) -> None:
+    """Checkpoints without them would be worthless."""
     model = torch.nn.Linear(1, 1)
     parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), **given}
     with pytest.raises(ConfigurationError, match=r"rollback needs it|is a class"):
         trainmedic.torch.attach(medic, **parts)
 
 
-def test_an_exception_in_the_step_is_the_users(begin: Begin) -> None:
-    """It passes, the step does not count, and what waits is answered when the job ends."""
+def test_an_exception_in_the_step_reaches_the_user(begin: Begin) -> None:
+    """The step does not count, and pending commands are answered when the job ends."""
     training = begin()
     with pytest.raises(KeyError):
         training.train(5, {3: lambda: {}["missing"]})
     assert training.run.global_step == 2
 
 
-def test_a_loop_of_its_own_goes_without_batches(begin: Begin, medic: trainmedic.Medic, tmp_path: Path) -> None:
+def test_a_custom_loop_works_without_batches(begin: Begin, medic: trainmedic.Medic, tmp_path: Path) -> None:
     """It finds its data by the step, which a rollback sets back."""
     training = begin()
     model = torch.nn.Linear(1, 1)
@@ -545,14 +545,14 @@ def test_a_loop_of_its_own_goes_without_batches(begin: Begin, medic: trainmedic.
 
 
 def test_an_empty_loader_ends_the_batches(begin: Begin) -> None:
-    """Rather than turning in circles."""
+    """Otherwise the loop would never end."""
     training = begin(loader=[])
     training.train(5)
     assert training.run.global_step == 0
 
 
-def test_epochs_are_counted_from_the_beginning_of_the_training(begin: Begin, tmp_path: Path) -> None:
-    """A rollback into an earlier epoch is made up for; a run that was resumed ends where it would have."""
+def test_epochs_are_counted_from_the_start_of_the_training(begin: Begin, tmp_path: Path) -> None:
+    """A rollback into an earlier epoch repeats it; a resumed run ends where it would have ended."""
     batches = [(torch.ones(4, 4) * number, torch.arange(4) + 4 * number) for number in range(5)]
     training = begin(loader=batches, checkpoint_every=4)
     orders = {7: training.order("job.rollback", step=4)}
@@ -567,8 +567,8 @@ def test_epochs_are_counted_from_the_beginning_of_the_training(begin: Begin, tmp
     assert len(list(later.run.batches(epochs=2))) == 2
 
 
-def test_numbers_beyond_all_measure_are_rejected_at_once(begin: Begin) -> None:
-    """Neither a million batches to leave out nor a million processes keep the job from training."""
+def test_excessive_numbers_are_rejected_at_once(begin: Begin) -> None:
+    """Neither a million skipped batches nor a million processes prevent the training."""
     training = begin()
     skip, workers = (
         training.order("job.rollback", skip_batches=10**6),
@@ -590,8 +590,8 @@ class Endless:
             yield torch.randn(4, 4), torch.arange(4)
 
 
-def test_a_run_resumes_with_a_loader_of_another_kind(begin: Begin, caplog: Any) -> None:
-    """A place of the one means nothing to the other: the epoch begins anew."""
+def test_a_run_resumes_with_another_kind_of_loader(begin: Begin, caplog: Any) -> None:
+    """A position of one kind means nothing to the other: the epoch starts again."""
     first = begin()
     first.train(20)
     epoch = first.run.epoch
@@ -607,7 +607,7 @@ def test_a_run_resumes_with_a_loader_of_another_kind(begin: Begin, caplog: Any) 
 
 
 def test_optimizers_and_schedulers_may_have_names(medic: trainmedic.Medic) -> None:
-    """A dict of several is as good as a list of them."""
+    """A dict of several works like a list of them."""
     model = torch.nn.Linear(2, 1)
     optimizers = {name: torch.optim.SGD([one], lr=0.1) for name, one in model.named_parameters()}
     schedulers = {name: constant(one) for name, one in optimizers.items()}

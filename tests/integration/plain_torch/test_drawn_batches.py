@@ -120,8 +120,8 @@ def begin(commander: Commander, medic: trainmedic.Medic, tmp_path: Path) -> Iter
         loop.run.close()
 
 
-def test_a_function_as_loader_repeats_the_batches_and_the_training(begin: Callable[..., DrawingLoop]) -> None:
-    """To the bit, over two rollbacks, dropout and evaluations that draw in between."""
+def test_a_loader_function_repeats_the_batches_and_the_training(begin: Callable[..., DrawingLoop]) -> None:
+    """Bit for bit, across two rollbacks, dropout and evaluations that draw in between."""
     calm = begin("calm")
     calm.train(20)
     shaken = begin("shaken")
@@ -131,8 +131,8 @@ def test_a_function_as_loader_repeats_the_batches_and_the_training(begin: Callab
     assert same(shaken.state(), calm.state())
 
 
-def test_a_function_as_loader_can_leave_out_batches(begin: Callable[..., DrawingLoop]) -> None:
-    """For good: not one of them comes again, after a restart neither."""
+def test_a_loader_function_can_skip_batches(begin: Callable[..., DrawingLoop]) -> None:
+    """They are skipped permanently: none of them comes again, not even after a restart."""
     calm = begin("calm")
     calm.train(16)
     loop = begin()
@@ -149,7 +149,7 @@ def test_a_function_as_loader_can_leave_out_batches(begin: Callable[..., Drawing
     assert again.drawn == calm.drawn[10 * ACCUMULATION + 12 :][: len(again.drawn)]
 
 
-def test_a_loader_that_counts_goes_on(begin: Callable[..., DrawingLoop]) -> None:
+def test_a_counting_loader_only_continues(begin: Callable[..., DrawingLoop]) -> None:
     calm = begin("calm", gives="hidden position")
     calm.train(30)
     loop = begin(gives="hidden position")
@@ -160,8 +160,8 @@ def test_a_loader_that_counts_goes_on(begin: Callable[..., DrawingLoop]) -> None
 
 
 @pytest.mark.parametrize("gives", ["position", "generator", "random iterator"])
-def test_a_loader_that_carried_state_puts_back_is_not_known(begin: Callable[..., DrawingLoop], gives: str) -> None:
-    """As build-nanogpt's. Its losses are compared, as the batches may be the same, and none can be skipped."""
+def test_a_loader_restored_by_carried_state_is_unknown(begin: Callable[..., DrawingLoop], gives: str) -> None:
+    """This is build-nanogpt's kind. Losses are compared, as batches may be the same, but none can be skipped."""
     calm = begin("calm", gives=gives)
     calm.train(30)
     loop = begin(gives=gives)
@@ -176,10 +176,10 @@ def test_a_loader_that_carried_state_puts_back_is_not_known(begin: Callable[...,
 
 
 @pytest.mark.parametrize("carries", ["a value", "an object", "a model"])
-def test_a_rollback_reads_nothing_of_a_stream(
+def test_a_rollback_reads_nothing_from_a_stream(
     medic: trainmedic.Medic, sent: Sent, tmp_path: Path, carries: str
 ) -> None:
-    """Such reading may fail or wait, and a batch may equal an earlier one by chance, as two of padding do."""
+    """Reading may fail or block, and a batch may equal an earlier one by chance, for example two of padding."""
     read: list[int] = []
     steps: list[int] = []
     model, best = nn.Linear(4, 1), nn.Linear(1, 1)
@@ -216,8 +216,8 @@ def test_a_rollback_reads_nothing_of_a_stream(
         assert (first.output["data"], second.status) == (UNKNOWN_STREAM, "rejected")
 
 
-def test_without_a_loader_a_skip_is_rejected_and_nothing_is_claimed(begin: Callable[..., DrawingLoop]) -> None:
-    """The rejection says what to do about it, and nothing was changed by then."""
+def test_a_skip_without_a_loader_is_rejected_and_nothing_is_claimed(begin: Callable[..., DrawingLoop]) -> None:
+    """The rejection says what to do, and comes before any change."""
     calm = begin("calm", gives="nothing")
     calm.train(12)
     loop = begin(gives="nothing")
@@ -231,8 +231,8 @@ def test_without_a_loader_a_skip_is_rejected_and_nothing_is_claimed(begin: Calla
     assert "skipped_batches" not in loop.reply().output
 
 
-def test_a_loop_that_takes_its_batches_ahead_is_told(begin: Callable[..., DrawingLoop]) -> None:
-    """One batch of the abandoned course is trained on, whatever the source does; so nothing better may be said."""
+def test_a_loop_that_draws_its_batches_ahead_is_reported(begin: Callable[..., DrawingLoop]) -> None:
+    """It trains on one batch of the abandoned run, whatever the source does; so no better result is reported."""
     loop = begin()
     loop.train(9, {8: loop.order("job.rollback")}, ahead=True)
     assert loop.reply().output["data"] == FETCHED_AHEAD

@@ -20,8 +20,8 @@ from trainmedic.torch import randomness
 Begin = Callable[..., Training]
 
 
-def test_a_new_training_does_not_go_back_to_an_old_one(begin: Begin) -> None:
-    """Its weights are another model's. What it has saved itself is gone back to, by a budget of its own."""
+def test_a_new_training_does_not_roll_back_to_an_old_one(begin: Begin) -> None:
+    """The old weights are another model's. Rollbacks to its own checkpoints have a separate budget."""
     for _ in range(2):
         training = begin(rollbacks=1, checkpoint_at_start=False)
         training.train(15, {7: training.order("job.rollback"), 13: training.order("job.rollback")})
@@ -31,10 +31,10 @@ def test_a_new_training_does_not_go_back_to_an_old_one(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("resumes", [True, False])
-def test_who_may_have_forgotten_to_resume_is_told_so(
+def test_a_program_that_may_have_forgotten_to_resume_is_warned(
     begin: Begin, caplog: pytest.LogCaptureFixture, resumes: bool
 ) -> None:
-    """Before the first step, when nothing is overwritten yet."""
+    """The warning comes before the first step, when nothing is overwritten yet."""
     old = begin()
     old.train(25)
     old.run.close()
@@ -45,8 +45,8 @@ def test_who_may_have_forgotten_to_resume_is_told_so(
     assert ("holds 3 checkpoints of an earlier training" in caplog.text) == (not resumes)
 
 
-def test_a_resumed_training_goes_back_to_what_it_had_saved_before(begin: Begin) -> None:
-    """To before the point that it was resumed from, too."""
+def test_a_resumed_training_rolls_back_to_its_earlier_checkpoints(begin: Begin) -> None:
+    """Checkpoints from before the point of the resume are included."""
     begin().train(25)
     training = begin()
     training.run.resume()
@@ -54,8 +54,8 @@ def test_a_resumed_training_goes_back_to_what_it_had_saved_before(begin: Begin) 
     assert training.outputs()[0]["step"] == 10
 
 
-def test_losses_of_an_earlier_script_are_told_and_decide_nothing(begin: Begin) -> None:
-    """The resumed training goes back to before the point that it was resumed from, and its model was changed since."""
+def test_losses_of_an_earlier_script_are_reported_and_decide_nothing(begin: Begin) -> None:
+    """The resumed training rolls back to before the point of the resume, and its model has changed since then."""
     begin().train(25)
     training = begin()
     training.model.register_forward_hook(lambda module, inputs, output: 1.5 * output)
@@ -66,10 +66,10 @@ def test_losses_of_an_earlier_script_are_told_and_decide_nothing(begin: Begin) -
     assert "an earlier process has trained the first of these steps" in losses["why"]
 
 
-def test_a_resumed_training_finds_what_a_file_server_did_not_show_when_it_began(
+def test_a_resumed_training_finds_files_that_a_file_server_showed_late(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was written before it began is no other job's."""
+    """Files written before the training started do not belong to another job."""
     begin().train(25)
     with monkeypatch.context() as briefly:
         briefly.setattr(checkpoints, "completion", lambda path: None)
@@ -80,10 +80,10 @@ def test_a_resumed_training_finds_what_a_file_server_did_not_show_when_it_began(
     assert training.outputs()[0]["step"] == 10
 
 
-def test_nothing_goes_back_to_what_another_job_writes_into_the_same_directory(
+def test_rollback_ignores_what_another_job_writes_into_the_same_directory(
     begin: Begin, commander: Commander, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its weights would be found as they were saved, and are another training's. Neither overwrites what the other has
+    """The other job's weights would load, but belong to another training. Neither overwrites what the other has
     written, and both say so."""
     data = [(torch.full((4, 4), float(number)), torch.tensor([number] * 4)) for number in range(50)]
     with Commander(commander.url, "llm-2").connect() as beside:
@@ -100,7 +100,7 @@ def test_nothing_goes_back_to_what_another_job_writes_into_the_same_directory(
 
 
 def test_a_batch_larger_than_the_epoch_is_rejected(begin: Begin) -> None:
-    """There would be none, where only whole ones are taken."""
+    """No whole batch exists, and the loop accepts only whole ones."""
     training = begin()
     training.train(4, {2: training.order("job.scale_batch", factor=100, keep_global_batch=False)})
     assert (training.replies()[0].status, training.run.training.script_batch_size) == ("rejected", 4)
@@ -125,7 +125,7 @@ def one_step(run: trainmedic.torch.Run) -> None:
 
 
 def test_each_average_follows_the_model_of_its_name(medic: trainmedic.Medic, tmp_path: Path) -> None:
-    """Of several."""
+    """The training has several models."""
     with several(medic, tmp_path) as run:
         one_step(run)
         one_step(run)
@@ -134,8 +134,8 @@ def test_each_average_follows_the_model_of_its_name(medic: trainmedic.Medic, tmp
         assert all(run.training.parts.by_name[f"ema.{name}"].n_averaged == 2 for name in "ab")
 
 
-def test_what_is_ambiguous_is_told_to_the_program(medic: trainmedic.Medic, tmp_path: Path) -> None:
-    """An average without a model of its name; several gradient scalers. Not trained without them."""
+def test_ambiguous_objects_are_reported_to_the_program(medic: trainmedic.Medic, tmp_path: Path) -> None:
+    """Examples are an average without a model of its name and several gradient scalers."""
     with several(medic, tmp_path, names=("a", "c")) as run, pytest.raises(trainmedic.ConfigurationError, match="ema"):
         one_step(run)
     model = nn.Linear(2, 1)

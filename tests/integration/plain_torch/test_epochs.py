@@ -64,10 +64,10 @@ def train(
     return course, ended
 
 
-def test_the_schedule_of_each_epoch_is_that_of_a_training_without_rollbacks(
+def test_epoch_schedules_equal_those_of_a_training_without_rollbacks(
     medic: trainmedic.Medic, sent: Sent, tmp_path: Path
 ) -> None:
-    """Two rollbacks over ends of epochs."""
+    """Two rollbacks cross the ends of epochs."""
     calm, ended = train(medic, tmp_path / "calm")
     assert (len(calm), ended) == (EPOCHS * BATCHES, [1, 2, 3, 4, 5, 6])
     orders = {31: sent("job.rollback", step=20), 55: sent("job.rollback", step=30)}
@@ -77,10 +77,10 @@ def test_the_schedule_of_each_epoch_is_that_of_a_training_without_rollbacks(
     assert ended == [1, 2, 2, 3, 4, 3, 4, 5, 6]
 
 
-def test_a_loop_that_counts_its_epochs_is_told_what_does_not_run_again(
+def test_a_loop_that_counts_its_epochs_is_told_which_code_is_not_repeated(
     medic: trainmedic.Medic, sent: Sent, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It trains as many epochs, at another rate."""
+    """It trains for as many epochs, at another rate."""
     calm, _ = train(medic, tmp_path / "calm", own_count=True)
     shaken, _ = train(medic, tmp_path / "shaken", own_count=True, at={31: sent("job.rollback", step=20)})
     told = "does not run again after epoch 1; use: for epoch in run.epochs(count)"
@@ -115,7 +115,7 @@ def none(run: trainmedic.torch.Run, epoch: int) -> Iterator[Any]:
         (none, [0], False),
     ],
 )
-def test_epochs_end_with_the_loops_batches(
+def test_epochs_end_with_the_batches_of_the_loop(
     medic: trainmedic.Medic, tmp_path: Path, caplog: pytest.LogCaptureFixture, batches: Any, steps: Any, is_told: bool
 ) -> None:
     run, work = begin(medic, tmp_path)
@@ -139,7 +139,9 @@ def test_epochs_without_batches_end(medic: trainmedic.Medic, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("is_left", [False, True])
-def test_batches_after_the_epochs_go_on_over_their_ends(medic: trainmedic.Medic, tmp_path: Path, is_left: bool) -> None:
+def test_batches_after_the_epochs_continue_across_epoch_ends(
+    medic: trainmedic.Medic, tmp_path: Path, is_left: bool
+) -> None:
     run, work = begin(medic, tmp_path)
     with run:
         for _ in run.epochs(2):
@@ -155,8 +157,8 @@ def test_batches_after_the_epochs_go_on_over_their_ends(medic: trainmedic.Medic,
         assert (run.epoch, run.global_step) == (EPOCHS, EPOCHS * BATCHES)
 
 
-def test_an_epoch_that_had_ended_before_a_restart_is_ended_once(commander: Commander, tmp_path: Path) -> None:
-    """The checkpoint of its last step precedes its code."""
+def test_an_epoch_that_ended_before_a_restart_ends_only_once(commander: Commander, tmp_path: Path) -> None:
+    """The checkpoint of its last step is written before the code at its end."""
     with commander.connect() as medic:
         run, work = begin(medic, tmp_path)
         with run:
@@ -173,10 +175,10 @@ def test_an_epoch_that_had_ended_before_a_restart_is_ended_once(commander: Comma
 
 
 @pytest.mark.parametrize(("restarts_in", "is_whole"), [(55, True), (31, True), (31, False)])
-def test_nothing_is_said_of_code_between_epochs_unless_the_loop_was_seen_to_have_it(
+def test_code_between_epochs_is_reported_only_if_the_loop_was_seen_to_have_it(
     commander: Commander, tmp_path: Path, caplog: pytest.LogCaptureFixture, restarts_in: int, is_whole: bool
 ) -> None:
-    """A loop over all epochs has none, also if it was resumed in the last one or goes on after another."""
+    """A loop over all epochs has none, even if it was resumed in the last epoch or follows another loop."""
     for ends_at in (restarts_in, 60):
         with commander.connect() as medic:
             sent = Sent(commander, medic)

@@ -65,10 +65,10 @@ class Course:
 
 
 @pytest.mark.parametrize(("scale", "interval"), [(2.0**40, 2000), (2.0**18, 3)], ids=["high", "growing"])
-def test_overflows_come_again_and_are_no_difference(
+def test_repeated_overflows_are_not_reported_as_differences(
     medic: trainmedic.Medic, sent: Sent, tmp_path: Path, scale: float, interval: int
 ) -> None:
-    """With a scale that begins far too high, and with one that grows into an overflow every few steps."""
+    """The scale starts far too high, or grows into an overflow every few steps."""
     plain = Course(medic, tmp_path / "plain", scale, interval)
     plain.train()
     plain.run.close()
@@ -87,7 +87,7 @@ def test_overflows_come_again_and_are_no_difference(
 
 
 def test_a_checkpoint_between_overflows_is_healthy(medic: trainmedic.Medic, sent: Sent, tmp_path: Path) -> None:
-    """Without a step to go back to, the newest is taken, although its gradients were not finite. No series shows NaN
+    """Without a target step the newest is chosen although its gradients were not finite. No series shows NaN
     but for a loss that is not finite itself."""
     course = Course(medic, tmp_path, 2.0**40)
     values: list[dict[str, float]] = []
@@ -107,10 +107,10 @@ def test_a_checkpoint_between_overflows_is_healthy(medic: trainmedic.Medic, sent
 
 
 @pytest.mark.parametrize("after", [1, 12, 20])
-def test_a_loss_that_is_not_finite_within_twenty_steps_fails_the_rollback(
+def test_a_non_finite_loss_within_twenty_steps_fails_the_rollback(
     medic: trainmedic.Medic, sent: Sent, tmp_path: Path, after: int
 ) -> None:
-    """Its update is skipped by the scaler, but this is no overflow of gradients."""
+    """The scaler skips its update, but this is not a gradient overflow."""
     course = Course(medic, tmp_path, 2.0**16)
     course.train(sent("job.rollback", step=BACK), spoiled_at=LEFT + 1 + after)
     course.run.close()

@@ -31,7 +31,7 @@ def wait_for_hang(job: Program, how: str) -> None:
 
 
 def test_a_hanging_step_is_rolled_back(commander: Commander, tmp_path: Path) -> None:
-    """A lock, a sleep, a socket, a loop that swallows every exception: each time the rollback is applied, and
+    """With a lock, a sleep, a socket or a loop that swallows every exception, the rollback is applied, and
     training goes on to its end. A handler of the same signal from before is called for what is not ours."""
     with hanging(commander, tmp_path, "event", "sleep", "socket", "swallow") as job:
         sent = []
@@ -45,8 +45,8 @@ def test_a_hanging_step_is_rolled_back(commander: Commander, tmp_path: Path) -> 
     assert job.log.read_text().count("hung and was interrupted") == 4
 
 
-def test_a_data_loader_whose_worker_is_stuck_is_begun_anew(commander: Commander, tmp_path: Path) -> None:
-    """Its processes are ended, and the same batches come again from new ones."""
+def test_a_data_loader_with_a_stuck_worker_is_restarted(commander: Commander, tmp_path: Path) -> None:
+    """Its processes are ended, and new ones deliver the same batches again."""
     with hanging(commander, tmp_path, "worker") as job:
         wait_for_hang(job, "worker")  # told at the end of step 8; the batch of step 9 does not come
         reply = commander.final(commander.send("job.rollback", seconds=120))
@@ -57,7 +57,7 @@ def test_a_data_loader_whose_worker_is_stuck_is_begun_anew(commander: Commander,
 
 
 def test_only_a_hanging_step_is_interrupted_and_only_where_it_helps(commander: Commander, tmp_path: Path) -> None:
-    """Not what takes long between two steps, such as an evaluation; not for a rollback that would be rejected,
+    """An evaluation between two steps is not interrupted, nor is a step for a rollback that would be rejected,
     or for another learning rate. A stop ends it, without a checkpoint: half a step is no state to go on from."""
     with hanging(commander, tmp_path, "between", "event") as job:
         wait_for_hang(job, "between")

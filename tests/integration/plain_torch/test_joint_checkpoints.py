@@ -48,8 +48,8 @@ def saved(ranks: RankThreads, path: Path) -> SavedCheckpoint:
     return checkpoint
 
 
-def test_a_checkpoint_holds_the_training_once_and_each_ranks_own(tmp_path: Path) -> None:
-    """Every rank gets its own back, and all of them the training."""
+def test_a_checkpoint_holds_the_training_once_and_the_state_of_each_rank(tmp_path: Path) -> None:
+    """Every rank restores its own state, and all of them restore the training."""
     with RankThreads(2, every=1) as ranks:
         found = saved(ranks, tmp_path)
         held = [parts() for _ in range(2)]
@@ -60,8 +60,8 @@ def test_a_checkpoint_holds_the_training_once_and_each_ranks_own(tmp_path: Path)
     assert names == [".trainmedic-complete", "rank-00000.pt", "rank-00001.pt", "training.pt"]
 
 
-def test_each_rank_gets_its_own_buffers_back(tmp_path: Path) -> None:
-    """As DDP leaves them after a step: those of the last batch that the rank itself has seen."""
+def test_each_rank_restores_its_own_buffers(tmp_path: Path) -> None:
+    """DDP leaves each rank the buffers of the last batch that the rank itself processed."""
 
     def normalized(mean: float) -> StateParts:
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
@@ -82,8 +82,8 @@ def test_each_rank_gets_its_own_buffers_back(tmp_path: Path) -> None:
     assert all(torch.equal(models[0][0].weight, one[0].weight) for one in models)
 
 
-def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
-    """All ranks know of it, with the reason, and nothing is left behind."""
+def test_a_write_failure_on_one_rank_discards_the_checkpoint(tmp_path: Path) -> None:
+    """All ranks learn the reason, and no files are left behind."""
     with RankThreads(2, every=1) as ranks:
         unwritable = [state(0), state(1, what=lambda: None)]
         act = lambda one: directory(tmp_path, one).save(10, parts(), unwritable[one.rank])  # noqa: E731
@@ -94,8 +94,8 @@ def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
         assert directory(tmp_path, ranks.members[0]).checkpoints() == []
 
 
-def test_ranks_that_do_not_share_their_directory_are_told_so(tmp_path: Path) -> None:
-    """A checkpoint that rank 0 does not see whole does not count."""
+def test_ranks_that_do_not_share_their_directory_are_reported(tmp_path: Path) -> None:
+    """A checkpoint that rank 0 does not see in full does not count."""
     with RankThreads(2, every=1) as ranks:
         act = lambda one: directory(tmp_path / f"node-{one.rank}", one).save(10, parts(), state(one.rank))  # noqa: E731
         raised = everywhere(ranks, act)
@@ -104,8 +104,8 @@ def test_ranks_that_do_not_share_their_directory_are_told_so(tmp_path: Path) -> 
     assert not list(tmp_path.rglob(checkpoints.COMPLETE))
 
 
-def test_what_one_rank_cannot_read_no_rank_loads(tmp_path: Path) -> None:
-    """Nothing is changed anywhere, so that an older one can be tried."""
+def test_a_checkpoint_unreadable_on_one_rank_is_loaded_by_none(tmp_path: Path) -> None:
+    """No rank is changed, so that an older checkpoint can be tried."""
     with RankThreads(2, every=1) as ranks:
         found = saved(ranks, tmp_path)
         (found.path / "rank-00001.pt").write_bytes(b"damaged")
@@ -116,8 +116,8 @@ def test_what_one_rank_cannot_read_no_rank_loads(tmp_path: Path) -> None:
     assert all(bool((one.by_name["model"].weight == 0.0).all()) for one in held)
 
 
-def test_another_number_of_ranks_goes_on_where_all_of_them_had_come_to(tmp_path: Path) -> None:
-    """In the data; random numbers are not those of any rank before."""
+def test_another_number_of_ranks_resumes_at_the_common_position(tmp_path: Path) -> None:
+    """This is the position in the data; the random numbers match no earlier rank's."""
     with RankThreads(2, every=1) as ranks:
         found = saved(ranks, tmp_path)
     with RankThreads(3, every=1) as ranks:
@@ -127,8 +127,8 @@ def test_another_number_of_ranks_goes_on_where_all_of_them_had_come_to(tmp_path:
         assert run["feed"] == {"epoch": 1, "place": 8, "left_out": [[1, 2, 4]]}
 
 
-def test_functions_of_the_users_own_are_called_on_every_rank(tmp_path: Path) -> None:
-    """One that fails to save on a rank is known to all; after one that fails to load nothing is sure any more."""
+def test_user_functions_are_called_on_every_rank(tmp_path: Path) -> None:
+    """All ranks learn of a failed save. After a failed load the state is unknown."""
     calls: list[tuple[str, int]] = []
 
     def storage(one: RankThread) -> JointOwnCheckpoints:
@@ -155,8 +155,8 @@ def test_functions_of_the_users_own_are_called_on_every_rank(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("differing", [(), ("optimizer",)])
-def test_functions_that_give_a_rank_the_state_of_another_end_the_job(differing: tuple[str, ...]) -> None:
-    """Where it differs by rank; where it does not, all that rank 0 has kept is right on each."""
+def test_user_functions_that_give_a_rank_the_state_of_another_end_the_job(differing: tuple[str, ...]) -> None:
+    """This applies if the state differs by rank; otherwise the state of rank 0 is right on each."""
     run = {"rank_state": RankState(0, differing, (), {}).plain()}
     found = SavedCheckpoint(10, datetime.now(UTC), "anywhere")
     with RankThreads(2, every=1) as ranks:
@@ -183,8 +183,8 @@ def with_momentum(rank: int, numbers: list[int], value: float = 1.0) -> StatePar
 
 
 @pytest.mark.parametrize("case", ["owned", "own"])
-def test_another_number_of_ranks_unites_what_each_has_for_itself(case: str, tmp_path: Path) -> None:
-    """Momentum of each parameter on one rank is given to all; two of the same parameter are refused by all."""
+def test_another_number_of_ranks_merges_the_state_of_each_rank(case: str, tmp_path: Path) -> None:
+    """Momentum that one rank holds is given to all; all ranks reject two momenta of one parameter."""
     numbers = [[0], [1]] if case == "owned" else [[0, 1], [0, 1]]
     with RankThreads(2, every=1) as ranks:
 

@@ -79,16 +79,16 @@ def load(ranks: RankThreads, path: Path, steps: list[SavedCheckpoint], parts: li
     return everywhere(ranks, act)
 
 
-def test_each_rank_compares_what_it_has_loaded(tmp_path: Path) -> None:
-    """And says of how many ranks that is true."""
+def test_each_rank_verifies_what_it_has_loaded(tmp_path: Path) -> None:
+    """The answer states for how many ranks the comparison succeeded."""
     with RankThreads(SIZE, every=1) as ranks:
         newest = save(ranks, tmp_path, 10)
         loaded = load(ranks, tmp_path, [newest], [Parts(), Parts()])
     assert [one.verified for one in loaded] == [{"compared": 2, "agreed": 2, "ranks": 2}] * 2
 
 
-def test_one_bit_on_one_rank_sends_all_to_an_older_one(tmp_path: Path) -> None:
-    """All of them load that one whole, and say what was wrong with the other."""
+def test_one_flipped_bit_on_one_rank_sends_all_to_an_older_checkpoint(tmp_path: Path) -> None:
+    """All ranks load the older checkpoint in full and report what was wrong with the newer one."""
     parts = [Parts(), Parts()]
     parts[1].broken = {20.0}
     with RankThreads(SIZE, every=1) as ranks:
@@ -102,8 +102,8 @@ def test_one_bit_on_one_rank_sends_all_to_an_older_one(tmp_path: Path) -> None:
     assert [each.model.weight[0, 0].item() for each in parts] == [10.0, 10.0]
 
 
-def test_where_no_older_one_is_whole_the_job_ends_on_all_ranks(tmp_path: Path) -> None:
-    """The rank whose own parameters are right as well."""
+def test_without_an_intact_older_checkpoint_the_job_ends_on_all_ranks(tmp_path: Path) -> None:
+    """The rank whose own parameters are right ends as well."""
     parts = [Parts(), Parts()]
     parts[1].broken = {10.0}
     with RankThreads(SIZE, every=1) as ranks:
@@ -112,8 +112,8 @@ def test_where_no_older_one_is_whole_the_job_ends_on_all_ranks(tmp_path: Path) -
     assert all("rank 1: 1 of 2 tensors are not as they were saved" in str(one) for one in raised)
 
 
-def test_a_rank_that_cannot_load_ends_the_job_on_all(tmp_path: Path) -> None:
-    """Nobody waits for it to compare."""
+def test_a_rank_that_cannot_load_ends_the_job_on_all_ranks(tmp_path: Path) -> None:
+    """No rank waits for it to compare."""
     parts = [Parts(), Parts()]
     parts[1].fails = True
     with RankThreads(SIZE, every=1) as ranks:
@@ -122,8 +122,8 @@ def test_a_rank_that_cannot_load_ends_the_job_on_all(tmp_path: Path) -> None:
     assert all("(rank 1: RuntimeError: out of memory)" in str(one) for one in raised)
 
 
-def test_a_rank_that_had_drifted_is_as_the_others_again(tmp_path: Path) -> None:
-    """By a fault that the ranks have noticed: every rank loads what rank 0 has written, and is compared with that."""
+def test_a_rank_that_had_drifted_matches_the_others_again(tmp_path: Path) -> None:
+    """The ranks noticed a fault: every rank loads what rank 0 has written, and is compared with that."""
     parts = [Parts(), Parts()]
     with RankThreads(SIZE, every=1) as ranks:
         loaded = load(ranks, tmp_path, [save(ranks, tmp_path, 10, drifted=1)], parts)
@@ -131,8 +131,8 @@ def test_a_rank_that_had_drifted_is_as_the_others_again(tmp_path: Path) -> None:
     assert [each.model.weight[0, 0].item() for each in parts] == [10.0, 10.0]
 
 
-def test_a_checkpoint_with_the_state_of_rank_0_alone_is_refused_where_another_rank_differed(tmp_path: Path) -> None:
-    """As earlier releases have written it; where all ranks were the same it is loaded."""
+def test_a_checkpoint_of_rank_0_alone_is_rejected_if_another_rank_differed(tmp_path: Path) -> None:
+    """Earlier releases wrote such checkpoints; if all ranks were the same, it is loaded."""
 
     def rewrite(found: SavedCheckpoint, digest: str) -> None:
         file = found.path / "rank-00001.pt"
@@ -154,8 +154,8 @@ def test_a_checkpoint_with_the_state_of_rank_0_alone_is_refused_where_another_ra
     assert "rank 1: step-00000020 holds the state of rank 0 alone" in loaded[0].unusable[0]
 
 
-def test_what_no_rank_can_read_changes_nothing(tmp_path: Path) -> None:
-    """The training goes on."""
+def test_a_checkpoint_no_rank_can_read_changes_nothing(tmp_path: Path) -> None:
+    """The training continues."""
     parts = [Parts(7.0), Parts(7.0)]
     with RankThreads(SIZE, every=1) as ranks:
         newest = save(ranks, tmp_path, 10)
@@ -165,8 +165,8 @@ def test_what_no_rank_can_read_changes_nothing(tmp_path: Path) -> None:
     assert [each.model.weight[0, 0].item() for each in parts] == [7.0, 7.0]
 
 
-def test_numbers_that_are_not_finite_on_one_rank_make_the_checkpoint_ill(tmp_path: Path) -> None:
-    """Its mark says so, which rank 0 writes for all."""
+def test_non_finite_numbers_on_one_rank_make_the_checkpoint_unhealthy(tmp_path: Path) -> None:
+    """Rank 0 writes the health mark for all ranks."""
     with RankThreads(SIZE, every=1) as ranks:
         save(ranks, tmp_path, 0, drifted=1)
         save(ranks, tmp_path, 10)
@@ -176,16 +176,16 @@ def test_numbers_that_are_not_finite_on_one_rank_make_the_checkpoint_ill(tmp_pat
     assert healths[10].finite is True
 
 
-def test_a_compiled_model_has_the_digests_of_the_same_one_that_is_not() -> None:
-    """A checkpoint of one serves the other."""
+def test_compiled_and_uncompiled_models_have_the_same_digests() -> None:
+    """A checkpoint of one loads into the other."""
     parts = Parts(1.0)
     compiled = StateParts(model=torch.compile(parts.model, backend="eager"), optimizer=parts.by_name["optimizer"])
     assert digests(parts.modules(), parts.optimizers()) == digests(compiled.modules(), compiled.optimizers())
 
 
 @pytest.mark.parametrize("change", ["bit", "swap", "missing", "more"])
-def test_any_change_shows(change: str) -> None:
-    """Of a bit, of two numbers that change places, of a tensor that is gone or new."""
+def test_any_change_is_detected(change: str) -> None:
+    """Examples are a flipped bit, two swapped numbers, and a missing or new tensor."""
     parts = Parts(1.0)
     parts.model.weight.data = torch.arange(4.0).view(2, 2)
     before = digests(parts.modules(), parts.optimizers())

@@ -49,8 +49,8 @@ def spoil(training: Training, value: float = 50.0) -> Callable[[], None]:
     return act
 
 
-def test_a_slow_training_answers_with_what_was_compared(begin: Begin) -> None:
-    """After 30 seconds, once three losses were compared; the batches are not all there either."""
+def test_a_slow_training_answers_with_the_comparisons_so_far(begin: Begin) -> None:
+    """It answers after 30 seconds, once three losses were compared; some batches are still missing then."""
     training = begin()
     clock = Clock(training)
     later = {30 + number: clock.pass_seconds(9.0) for number in range(1, 8)}
@@ -62,8 +62,8 @@ def test_a_slow_training_answers_with_what_was_compared(begin: Begin) -> None:
     assert losses["why"] == "the next batches would have come too late for the answer"
 
 
-def test_a_very_slow_one_waits_for_three(begin: Begin) -> None:
-    """And for 90 seconds at most: then the answer says what was not seen."""
+def test_a_very_slow_training_waits_for_three_losses(begin: Begin) -> None:
+    """It waits for 90 seconds at most. Then the answer says what was not observed."""
     training = begin()
     clock = Clock(training)
     later = {30 + number: clock.pass_seconds(25.0) for number in range(1, 8)}
@@ -81,7 +81,7 @@ def test_a_very_slow_one_waits_for_three(begin: Begin) -> None:
 def test_a_later_difference_corrects_the_answer(
     commander: Commander, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The metric counts it and a record says why: the server has the answer `applied` by then."""
+    """The server has the answer `applied` by then. The metric counts the difference and a record explains it."""
     with commander.connect(log_dir=tmp_path / "logs") as medic:
         training = Training(commander, medic, tmp_path / "checkpoints")
         clock = Clock(training)
@@ -104,7 +104,7 @@ def test_a_later_difference_corrects_the_answer(
         assert record["command"] == reply.command_id
 
 
-def test_one_that_holds_needs_no_correction(begin: Begin) -> None:
+def test_a_confirmed_answer_needs_no_correction(begin: Begin) -> None:
     training = begin()
     clock = Clock(training)
     acts = {30 + number: clock.pass_seconds(9.0) for number in range(1, 6)}
@@ -113,8 +113,8 @@ def test_one_that_holds_needs_no_correction(begin: Begin) -> None:
     assert training.run.medic.progress.rollback_not_held is False
 
 
-def test_weights_that_change_after_the_load_are_seen(begin: Begin) -> None:
-    """The digests agreed; what training does with them does not."""
+def test_weights_that_change_after_the_load_are_detected(begin: Begin) -> None:
+    """The digests matched, but the losses of the training differ."""
     training = begin()
     training.train(45, {30: training.order("job.rollback", step=10)}, {31: spoil(training)})
     (reply,) = training.replies()
@@ -137,8 +137,8 @@ def test_after_a_skip_nothing_is_comparable(begin: Begin) -> None:
     }
 
 
-def test_a_rate_that_was_scaled_since_binds_the_first_loss_alone(begin: Begin) -> None:
-    """Scaled before the rollback, or while losses are compared."""
+def test_a_rate_scaled_since_then_limits_the_comparison_to_the_first_loss(begin: Begin) -> None:
+    """The rate is scaled before the rollback or while losses are compared."""
     training = begin()
     half = training.order("job.scale_lr", factor=0.5)
     training.train(60, {15: half, 30: training.order("job.rollback", step=10)}, {70: half})
@@ -149,7 +149,7 @@ def test_a_rate_that_was_scaled_since_binds_the_first_loss_alone(begin: Begin) -
     assert "commands changed the course" in losses["why"]
 
 
-def test_an_error_of_the_loop_before_three_losses_is_no_success(begin: Begin) -> None:
+def test_a_loop_error_before_three_losses_is_not_a_success(begin: Begin) -> None:
     training = begin()
 
     def fail() -> None:
@@ -187,7 +187,7 @@ with trainmedic.connect(job="llm-1", redis_url=url) as medic:
 """
 
 
-def test_a_job_that_dies_while_losses_are_compared_never_says_applied(
+def test_a_job_that_dies_while_losses_are_compared_never_answers_applied(
     shared_redis: RedisServer, tmp_path: Path
 ) -> None:
     if shared_redis.process is None:
@@ -209,8 +209,8 @@ def test_a_job_that_dies_while_losses_are_compared_never_says_applied(
     assert "interrupted" in reply.output["reason"]
 
 
-def test_a_checkpoint_that_was_due_at_a_rollback_is_not_written_after_it(begin: Begin, tmp_path: Path) -> None:
-    """The step that it was due for was abandoned."""
+def test_a_checkpoint_due_at_a_rollback_is_not_written_after_it(begin: Begin, tmp_path: Path) -> None:
+    """The step for which it was due was abandoned."""
     training = begin()
     training.train(33, {30: training.order("job.rollback", step=10)})
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-{step:08d}" for step in (0, 10, 20, 30)]
@@ -242,10 +242,10 @@ def smoothed(begin: Begin, spoils: bool, every: int = 1, digits: int | None = No
 
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("digits", [None, 3])
-def test_a_running_mean_is_not_comparable_where_the_gradients_are_as_before(
+def test_a_running_mean_is_not_comparable_if_the_gradients_are_unchanged(
     begin: Begin, every: int, digits: int | None
 ) -> None:
-    """The mean goes on from the abandoned course; what training does is the same again. An accumulation that nobody
+    """The mean continues from the abandoned course; the training repeats exactly. An accumulation that nobody
     declared has gradients only at its updates."""
     reply = smoothed(begin, False, every, digits)
     assert reply.status == "applied", reply.output
@@ -256,14 +256,14 @@ def test_a_running_mean_is_not_comparable_where_the_gradients_are_as_before(
 
 
 @pytest.mark.parametrize("every", [1, 4])
-def test_a_running_mean_hides_no_other_course(begin: Begin, every: int) -> None:
+def test_a_running_mean_does_not_hide_another_course(begin: Begin, every: int) -> None:
     """Other weights give other gradients."""
     reply = smoothed(begin, True, every)
     assert reply.status == "failed", reply.output
     assert "it does not train as before" in reply.output["reason"]
 
 
-def test_gradients_of_one_length_hide_no_other_course(begin: Begin) -> None:
+def test_gradients_of_one_length_do_not_hide_another_course(begin: Begin) -> None:
     """A loop that scales each gradient to the norm 1 has the same norms with other weights."""
     training = begin(loader=list(torch.randn(64, 4, 4, generator=torch.Generator().manual_seed(0))))
 
@@ -287,16 +287,16 @@ def test_gradients_of_one_length_hide_no_other_course(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.bfloat16])
-def test_training_in_another_type_goes_on_and_is_compared(begin: Begin, dtype: torch.dtype) -> None:
-    """PyTorch's norm refuses some of these as float32."""
+def test_training_in_another_type_continues_and_is_compared(begin: Begin, dtype: torch.dtype) -> None:
+    """PyTorch's norm rejects some of these types as float32."""
     weight = nn.Parameter(torch.ones(4, dtype=dtype))
     reply = train_another(begin, weight)
     assert reply.status == "applied", reply.output
     assert losses_of(reply)["agreed"] == losses_of(reply)["compared"] > 0
 
 
-def test_gradients_that_cannot_be_read_end_no_training(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not compared then."""
+def test_unreadable_gradients_do_not_end_the_training(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are excluded from the comparison."""
 
     def refuses(*arguments: Any, **options: Any) -> Any:
         raise NotImplementedError("vector_norm")
@@ -323,8 +323,8 @@ def train_another(begin: Begin, weight: nn.Parameter) -> Reply:
     return reply
 
 
-def test_a_rate_that_is_scaled_at_the_boundary_of_a_rollback_spares_the_first_loss(begin: Begin) -> None:
-    """It is made before its own update, so it is compared. The rate is seen in use after the rollback."""
+def test_a_rate_scaled_at_the_boundary_of_a_rollback_spares_the_first_loss(begin: Begin) -> None:
+    """The loss precedes its own update, so it is compared. The rate is seen in use after the rollback."""
     training = begin()
     half = training.order("job.scale_lr", factor=0.5)
     training.train(60, {30: [training.order("job.rollback", step=10), half]})

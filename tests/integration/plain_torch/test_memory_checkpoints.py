@@ -49,8 +49,8 @@ def options(tmp_path: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_a_rollback_goes_to_memory_where_that_is_nearer_and_repeats_to_the_bit(begin: Begin, tmp_path: Path) -> None:
-    """Weights, moments, schedule, EMA, random numbers and the place in the data: as from the disk."""
+def test_a_rollback_uses_a_nearer_memory_checkpoint_and_repeats_to_the_bit(begin: Begin, tmp_path: Path) -> None:
+    """It restores weights, moments, schedule, EMA, random numbers and data position as from disk."""
     training = begin(**options(tmp_path))
     wait = {step: pause(training) for step in range(4, 60)}
     training.train(33, wait | {32: training.order("job.rollback", steps_back=1)})
@@ -67,8 +67,8 @@ def test_a_rollback_goes_to_memory_where_that_is_nearer_and_repeats_to_the_bit(b
     assert training.seen[-3:] == calm.seen[-3:]
 
 
-def test_a_crashed_process_goes_on_from_its_memory(begin: Begin, tmp_path: Path) -> None:
-    """Its successor loses the steps since the last copy, and not those since the last checkpoint on the disk."""
+def test_a_crashed_process_resumes_from_its_memory_checkpoint(begin: Begin, tmp_path: Path) -> None:
+    """Its successor loses the steps since the last copy, not those since the last checkpoint on disk."""
     dead = begin(**options(tmp_path))
 
     def die() -> None:
@@ -86,8 +86,8 @@ def test_a_crashed_process_goes_on_from_its_memory(begin: Begin, tmp_path: Path)
     assert {step: calm.losses[step] for step in range(46, 61)} == successor.losses
 
 
-def test_an_end_in_order_leaves_nothing_in_memory(begin: Begin, tmp_path: Path, shared: Path) -> None:
-    """Nor does a training that begins anew see what an earlier one has left."""
+def test_an_orderly_end_leaves_nothing_in_memory(begin: Begin, tmp_path: Path, shared: Path) -> None:
+    """A training that starts from scratch does not see what an earlier one has left, either."""
     training = begin(**options(tmp_path))
     training.train(20, {step: pause(training) for step in range(4, 20)})
     assert in_memory(training) == [10, 15, 20]
@@ -97,10 +97,10 @@ def test_an_end_in_order_leaves_nothing_in_memory(begin: Begin, tmp_path: Path, 
     assert begin(**options(tmp_path)).run.resume() == 0
 
 
-def test_where_shared_memory_was_swept_rollbacks_have_it_still(
+def test_rollbacks_survive_a_swept_shared_memory(
     begin: Begin, tmp_path: Path, shared: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where a login manager removes what its user has left. Only a restart does not find it, which the log says,
+    """A login manager can remove the files of its user. Only a restart does not find them, which the log says,
     once."""
     training = begin(**options(tmp_path))
 
@@ -117,10 +117,10 @@ def test_where_shared_memory_was_swept_rollbacks_have_it_still(
     assert "Traceback" not in caplog.text
 
 
-def test_a_beginning_that_failed_is_made_good_before_the_first_step(
+def test_a_failed_setup_is_repaired_before_the_first_step(
     begin: Begin, tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where another process of the training ends at the same moment, and takes its directory away."""
+    """Another process of the training may end at the same moment and remove its directory."""
     original, fails = MemoryStart._remove_unused, [True]
 
     def remove_others(self: MemoryStart, *arguments: Any) -> None:
@@ -138,8 +138,8 @@ def test_a_beginning_that_failed_is_made_good_before_the_first_step(
     assert "held by another run" not in caplog.text
 
 
-def test_what_was_damaged_in_memory_is_passed_over(begin: Begin, tmp_path: Path, shared: Path) -> None:
-    """For the next older one, and the answer says so; nothing of it is loaded."""
+def test_a_damaged_memory_checkpoint_is_skipped(begin: Begin, tmp_path: Path, shared: Path) -> None:
+    """The next older one is used, and the answer reports it; nothing of the damaged one is loaded."""
     training = begin(**options(tmp_path))
 
     def damage() -> None:
@@ -161,10 +161,8 @@ def test_what_was_damaged_in_memory_is_passed_over(begin: Begin, tmp_path: Path,
     assert same(training.state(), calm.state())
 
 
-def test_where_no_memory_can_be_had_training_goes_on(
-    begin: Begin, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Shared memory is full: the log says so once, and rollbacks go to the disk."""
+def test_training_continues_without_memory(begin: Begin, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Shared memory is full: the log reports it once, and rollbacks use the disk."""
     training = begin(**options(tmp_path))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
@@ -178,7 +176,7 @@ def test_where_no_memory_can_be_had_training_goes_on(
     assert training.outputs()[0]["step"] == 0
 
 
-def test_a_limit_that_is_too_small_is_said(begin: Begin, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_limit_that_is_too_small_is_reported(begin: Begin, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     training = begin(**options(tmp_path, memory=Memory(every=5, share=1e6, limit=100_000)))
     training.train(20, {step: pause(training) for step in range(4, 21)})
     assert in_memory(training) == []
@@ -195,10 +193,10 @@ class Unpicklable:
         raise AssertionError("there is none")
 
 
-def test_a_state_that_cannot_be_copied_costs_no_training(
+def test_a_state_that_cannot_be_copied_does_not_stop_the_training(
     begin: Begin, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After three tries none is made any more, and the log says why."""
+    """After three attempts no more copies are made, and the log gives the reason."""
     training = begin(**options(tmp_path, also={"odd": Unpicklable()}, checkpoint_every=None))
     training.train(60, {step: pause(training) for step in range(4, 60)})
     assert training.run.global_step == 60
@@ -207,8 +205,10 @@ def test_a_state_that_cannot_be_copied_costs_no_training(
     assert "no more are made: TypeError: cannot pickle" in lines[-1]
 
 
-def test_how_often_follows_what_a_copy_costs(begin: Begin, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With the usual share a copy at each step would cost too much: there are fewer, and the log says how many."""
+def test_the_copy_interval_follows_the_cost_of_a_copy(
+    begin: Begin, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At this share a copy at each step costs too much; the log states how many are made."""
     caplog.set_level("INFO", "trainmedic")
     training = begin(**options(tmp_path, memory=Memory(every=1, share=0.01)))
     training.train(300)
@@ -218,8 +218,8 @@ def test_how_often_follows_what_a_copy_costs(begin: Begin, tmp_path: Path, caplo
     assert "an in-memory checkpoint every" in caplog.text
 
 
-def test_what_is_not_finite_is_ill(begin: Begin, tmp_path: Path, every_report_counts: None) -> None:
-    """A copy with a NaN among its weights is passed over, though no loss has shown it yet."""
+def test_a_non_finite_memory_checkpoint_is_unhealthy(begin: Begin, tmp_path: Path, every_report_counts: None) -> None:
+    """A copy with a NaN among its weights is skipped, although no loss has shown it yet."""
     training = begin(**options(tmp_path))
 
     def spoil() -> None:

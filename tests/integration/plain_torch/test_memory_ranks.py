@@ -69,7 +69,7 @@ def start(job: RankProcesses, shared: Path, kind: str, *steps: str, ranks: int =
 
 @pytest.mark.parametrize("kind", ["ddp"])
 async def test_a_killed_rank_costs_the_steps_since_the_last_copy(kind: str, job: RankProcesses, shared: Path) -> None:
-    """torchrun starts all ranks anew, and they go on from what each has in shared memory; the only checkpoint on the
+    """torchrun restarts all ranks, and they resume from their shared memory; the only checkpoint on the
     disk is that of the beginning."""
     start(job, shared, kind, str(STEPS))
     await reached(job, HOLD)
@@ -82,8 +82,8 @@ async def test_a_killed_rank_costs_the_steps_since_the_last_copy(kind: str, job:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", some_of(["ddp", "fsdp"]))
-async def test_what_is_written_in_the_background_is_whole(kind: str, job: RankProcesses, shared: Path) -> None:
-    """When all processes are killed and nothing is left in memory, they go on from it, to the bit."""
+async def test_checkpoints_written_in_the_background_are_complete(kind: str, job: RankProcesses, shared: Path) -> None:
+    """When all processes are killed and memory is empty, they resume from it, to the bit."""
     start(job, shared, kind, str(STEPS), DISK_EVERY="20")
     await reached(job, HOLD)
     async with asyncio.timeout(60):
@@ -102,10 +102,10 @@ async def test_what_is_written_in_the_background_is_whole(kind: str, job: RankPr
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["fsdp"])
-async def test_ranks_go_back_to_memory_together(
+async def test_ranks_roll_back_to_memory_together(
     kind: str, job: RankProcesses, shared: Path, bus: RedisBus, redis_server: Any
 ) -> None:
-    """To the same checkpoint on all ranks, and to the bit."""
+    """All ranks load the same checkpoint, to the bit."""
     (job.directory / "go").touch()
     start(job, shared, kind)
     await until_present(redis_server.url, job, RANKS)
@@ -127,8 +127,8 @@ async def test_ranks_go_back_to_memory_together(
 
 
 @pytest.mark.parametrize("kind", some_of(["fsdp", "ddp"]))
-async def test_what_a_lost_node_held_is_on_its_neighbour(kind: str, job: RankProcesses, shared: Path) -> None:
-    """Its shared memory is gone with it, and so is its process; the job goes on from the newest checkpoint of which
+async def test_the_memory_of_a_lost_node_is_on_its_neighbour(kind: str, job: RankProcesses, shared: Path) -> None:
+    """Its shared memory and its process are lost; the job resumes from the newest checkpoint of which
     the other node has a copy, on all ranks."""
     start(job, shared, kind, str(STEPS))
     await reached(job, HOLD)

@@ -126,7 +126,7 @@ def never(own: Own, step: Step) -> None:
 
 
 def test_a_rate_that_the_loop_overwrites_is_never_applied(own: Callable[..., Own]) -> None:
-    """As in nanoGPT, llm.c and modded-nanogpt. The next such command is answered at once, and changes nothing."""
+    """nanoGPT, llm.c and modded-nanogpt do so. The next such command is answered at once and changes nothing."""
     loop = own()
     loop.train(20, deaf, {5: loop.sent("job.scale_lr", factor=0.5), 12: loop.sent("job.scale_lr", factor=0.5)})
     first, second = loop.sent.replies()
@@ -138,7 +138,7 @@ def test_a_rate_that_the_loop_overwrites_is_never_applied(own: Callable[..., Own
 
 
 def test_the_rate_of_an_optimizer_that_the_loop_does_not_step_is_never_applied(own: Callable[..., Own]) -> None:
-    """As where a script makes it anew after `attach`."""
+    """Some scripts recreate the optimizer after `attach`."""
     loop = own()
     given, loop.optimizer = loop.optimizer, torch.optim.SGD(loop.model.parameters(), lr=0.1)
     loop.train(30, never, {5: loop.sent("job.scale_lr", factor=0.5)})
@@ -166,7 +166,7 @@ def test_an_optimizer_that_the_loop_replaces_later_is_not_scaled(own: Callable[.
     assert (loop.run.training.rate.scale, given.param_groups[0]["lr"]) == (1.0, 0.1)
 
 
-def test_an_optimizer_of_other_parameters_says_nothing_about_a_rate(own: Callable[..., Own]) -> None:
+def test_an_optimizer_of_other_parameters_does_not_confirm_a_rate(own: Callable[..., Own]) -> None:
     # As of a discriminator, in a loop that updates the scaled one's parameters by a method of its own.
     loop = own()
     loop.optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
@@ -177,7 +177,7 @@ def test_an_optimizer_of_other_parameters_says_nothing_about_a_rate(own: Callabl
     assert loop.run.training.rate.scale == 0.5
 
 
-def test_a_late_answer_leaves_the_rate_of_an_unused_optimizer_to_the_second_boundary(
+def test_a_late_answer_defers_the_rate_of_an_unused_optimizer_to_the_second_boundary(
     own: Callable[..., Own], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # A rank that is late for itself must not change a rate that the others keep.
@@ -198,7 +198,7 @@ def test_a_late_answer_leaves_the_rate_of_an_unused_optimizer_to_the_second_boun
 
 @pytest.mark.parametrize("set_rate", [by_step, by_run, by_scale])
 def test_a_loop_that_asks_for_the_factor_uses_it(own: Callable[..., Own], set_rate: Rate) -> None:
-    """From the next update on until the undo, to the bit."""
+    """The factor holds from the next update until the undo, to the bit."""
     loop = own()
     loop.train(
         20,
@@ -211,7 +211,7 @@ def test_a_loop_that_asks_for_the_factor_uses_it(own: Callable[..., Own], set_ra
     assert loop.used == {step: (0.5 if 5 < step <= 12 else 1.0) * computed(step) for step in range(1, 21)}
 
 
-def test_a_scheduler_that_attach_does_not_know_is_seen(own: Callable[..., Own]) -> None:
+def test_a_scheduler_unknown_to_attach_is_detected(own: Callable[..., Own]) -> None:
     """It moves the rate only after the first update."""
     loop = own()
     scheduler = lr_scheduler.LambdaLR(loop.optimizer, lambda step: 0.99**step)
@@ -229,7 +229,7 @@ def test_a_scheduler_that_attach_does_not_know_is_seen(own: Callable[..., Own]) 
     ],
 )
 def test_after_a_failure_nothing_stays_scaled(own: Callable[..., Own], make: Callable[..., Any]) -> None:
-    """These schedulers compute each rate from the one before, so the factor would stay in it for ever."""
+    """These schedulers compute each rate from the previous one, so the factor would stay in it permanently."""
     loop, undisturbed = own(), own()
     scheduler, other = make(loop.optimizer), make(undisturbed.optimizer)
     loop.train(20, never, {5: loop.sent("job.scale_lr", factor=0.5)}, after=scheduler.step)
@@ -253,8 +253,8 @@ def test_a_group_that_the_loop_does_not_set_gets_its_rate_back(own: Callable[...
     assert loop.optimizer.param_groups[1]["lr"] == 0.7
 
 
-def test_a_scheduler_that_attach_knows_is_followed(own: Callable[..., Own]) -> None:
-    """Though it moves the rate by much right then."""
+def test_a_scheduler_known_to_attach_is_followed(own: Callable[..., Own]) -> None:
+    """It changes the rate by a large factor at that moment."""
     loop = own(scheduler=lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=6, gamma=0.1))
     loop.train(20, never, {5: loop.sent("job.scale_lr", factor=2.0)}, after=loop.scheduler.step)
     (reply,) = loop.sent.replies()
@@ -265,7 +265,7 @@ def test_a_scheduler_that_attach_knows_is_followed(own: Callable[..., Own]) -> N
 def test_a_hanging_step_keeps_its_rates_until_its_boundary(
     own: Callable[..., Own], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop sets one group, and derives the other's next rate from its present one."""
+    """The loop sets one group, and derives the next rate of the other from its present one."""
     loop = own()
     weight, bias = loop.model.parameters()
     loop.optimizer.param_groups[0]["params"] = [weight]
@@ -331,7 +331,7 @@ def test_a_step_that_fails_after_its_rate_was_overwritten_leaves_nothing_scaled(
 
 
 @pytest.mark.parametrize("is_between", [False, True])
-def test_a_scheduler_between_two_steps_is_told(
+def test_a_scheduler_between_two_steps_is_reported(
     own: Callable[..., Own], caplog: pytest.LogCaptureFixture, is_between: bool
 ) -> None:
     """Checkpoints are written at a step's end, and lack what follows. A rollback within the loop is no such step."""
@@ -341,8 +341,8 @@ def test_a_scheduler_between_two_steps_is_told(
     assert caplog.text.count("a scheduler steps between two steps") == is_between
 
 
-def test_the_undo_leaves_a_rate_that_was_set_since(own: Callable[..., Own]) -> None:
-    """The loop has begun to set the rate only after the answer: it is not doubled."""
+def test_the_undo_leaves_a_rate_that_was_set_meanwhile(own: Callable[..., Own]) -> None:
+    """The loop starts to set the rate only after the answer; the rate is not doubled."""
     loop = own()
 
     def late(own: Own, step: Step) -> None:
@@ -364,10 +364,10 @@ def by_epoch(own: Own, step: Step) -> None:
         own.optimizer.param_groups[0]["lr"] = computed(step.number)
 
 
-def test_a_factor_that_the_next_epoch_overwrites_is_not_claimed_further(
+def test_a_factor_that_the_next_epoch_overwrites_is_no_longer_claimed(
     own: Callable[..., Own], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A group that the loop does not set has its rate back at once, and so has a checkpoint from before."""
+    """A group that the loop does not set is restored at once, and so is a checkpoint from before."""
     loop = own()
     weight, bias = loop.model.parameters()
     loop.optimizer.param_groups[0]["params"] = [weight]
@@ -396,7 +396,7 @@ def test_a_factor_that_the_next_epoch_overwrites_is_not_claimed_further(
 def test_a_rate_that_may_still_have_the_factor_is_reported(
     commander: Commander, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A loop may compute its next rate from the present one. It is left as it is, and a record says so, once."""
+    """A loop may compute its next rate from the present one. The rate is kept, and one record reports it."""
     medic = commander.connect(log_dir=tmp_path / "logs")
     loop = Own(commander, medic, tmp_path / "saved")
 
@@ -441,7 +441,7 @@ def test_a_constant_rate_is_seen_in_use(own: Callable[..., Own]) -> None:
     ],
 )
 def test_a_rate_that_the_optimizer_computes_itself_is_not_scaled(own: Callable[..., Own], make: Any) -> None:
-    """And a rollback works without one."""
+    """A rollback still works."""
     loop = own(optimizer=make)
     loop.train(20, never, {5: loop.sent("job.scale_lr", factor=0.5), 15: loop.sent("job.rollback", step=10)})
     scaled, back = loop.sent.replies()
@@ -450,7 +450,7 @@ def test_a_rate_that_the_optimizer_computes_itself_is_not_scaled(own: Callable[.
     assert len(set(loop.used.values())) == 1
 
 
-def test_a_rate_below_the_optimizers_own_limit_is_scaled(own: Callable[..., Own]) -> None:
+def test_a_rate_below_the_limit_of_the_optimizer_is_scaled(own: Callable[..., Own]) -> None:
     pytest.importorskip("torch.optim._adafactor")
     loop = own(optimizer=lambda parameters: torch.optim.Adafactor(parameters, lr=0.01))
     loop.train(10, never, {3: loop.sent("job.scale_lr", factor=0.5)})
@@ -458,7 +458,7 @@ def test_a_rate_below_the_optimizers_own_limit_is_scaled(own: Callable[..., Own]
 
 
 def test_without_an_update_the_answer_claims_none(own: Callable[..., Own]) -> None:
-    """The loop ends first, or is paused."""
+    """The loop ends first or is paused."""
     loop = own()
     loop.train(5, never, {5: loop.sent("job.scale_lr", factor=0.5)})
     (reply,) = loop.sent.replies()
@@ -486,7 +486,7 @@ def test_the_end_of_an_epoch_is_not_the_end_of_the_loop(own: Callable[..., Own],
     assert loop.used == {step: (scale if step > 10 else 1.0) * computed(step) for step in range(1, 31)}
 
 
-def test_a_loop_that_ends_with_its_epochs_answers_when_the_run_is_closed(own: Callable[..., Own]) -> None:
+def test_a_loop_that_ends_with_its_epochs_answers_when_the_run_closes(own: Callable[..., Own]) -> None:
     loop = own()
     for batch in loop.run.batches(epochs=1):
         with loop.run.step() as step:
@@ -503,7 +503,7 @@ def test_a_loop_that_ends_with_its_epochs_answers_when_the_run_is_closed(own: Ca
 def test_an_answer_after_the_last_epoch_does_not_blame_slow_batches(
     own: Callable[..., Own], action: str, value: str
 ) -> None:
-    """Nor does a loop that then continues keep the reason."""
+    """A loop that then continues does not keep the reason, either."""
     loop = own()
     params = {"factor": 0.5} if action == "job.scale_lr" else {"step": 8}
     for batch in loop.run.batches(epochs=1):
@@ -525,10 +525,10 @@ def test_an_answer_after_the_last_epoch_does_not_blame_slow_batches(
 
 
 @pytest.mark.parametrize("every", [2, 4])
-def test_an_undeclared_accumulation_is_gone_back_in_exactly(
+def test_rollback_is_exact_with_undeclared_gradient_accumulation(
     own: Callable[..., Own], tmp_path: Path, every: int
 ) -> None:
-    """A boundary between two updates is no place to save, nor to go back at: gradients would be missing. The loop's
+    """Between two updates it neither saves nor rolls back, because gradients would be missing. The loop's
     own counter does not go back."""
     loop = own()
     losses: list[tuple[int, float]] = []
@@ -554,14 +554,14 @@ def test_an_undeclared_accumulation_is_gone_back_in_exactly(
     assert reply.output["verified"]["losses"]["agreed"] == reply.output["verified"]["losses"]["compared"] > 5
 
 
-def test_a_loop_that_begins_no_step_is_told(own: Callable[..., Own], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_that_starts_no_step_is_reported(own: Callable[..., Own], caplog: pytest.LogCaptureFixture) -> None:
     loop = own()
     for _ in loop.run.batches(epochs=20):
         pass
     assert caplog.text.count("drawn 50 batches and begun no step") == 1
 
 
-def test_a_loop_that_only_evaluates_is_told(own: Callable[..., Own], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_that_only_evaluates_is_reported(own: Callable[..., Own], caplog: pytest.LogCaptureFixture) -> None:
     loop = own()
     for batch in loop.run.batches(steps=250):
         with loop.run.step() as step, torch.no_grad():
@@ -572,7 +572,7 @@ def test_a_loop_that_only_evaluates_is_told(own: Callable[..., Own], caplog: pyt
 def test_two_optimizers_at_one_boundary_are_one_update(
     commander: Commander, medic: trainmedic.Medic, tmp_path: Path
 ) -> None:
-    """As of a GAN. A scheduler unknown to `attach` moves their rates only after the next boundary."""
+    """A GAN has two. A scheduler unknown to `attach` changes their rates only after the next boundary."""
     models = {name: nn.Linear(3, 1) for name in ("made", "judging")}
     optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in models.items()}
     schedulers = [lr_scheduler.LambdaLR(each, lambda step: 0.99**step) for each in optimizers.values()]
@@ -596,7 +596,7 @@ def test_two_optimizers_at_one_boundary_are_one_update(
 
 @pytest.mark.parametrize("heeds", [True, False])
 def test_multiples_of_the_returned_rate_are_followed_through_a_jump(own: Callable[..., Own], heeds: bool) -> None:
-    """As rates by layer; the loop's rate falls to a tenth right after the command."""
+    """Rates by layer are an example; the loop's rate falls to a tenth right after the command."""
     loop = own()
     weight, bias = loop.model.parameters()
     loop.optimizer.param_groups[0]["params"] = [weight]
@@ -623,7 +623,7 @@ class RateLess(torch.optim.SGD):
             group["lr"] = None if self.drops else group["lr"]
 
 
-def test_rates_that_become_unreadable_do_not_end_the_loop(own: Callable[..., Own]) -> None:
+def test_unreadable_rates_do_not_end_the_loop(own: Callable[..., Own]) -> None:
     loop = own()
     optimizer = loop.optimizer
     optimizer.__class__ = type("RateLess", (RateLess,), {"step": RateLess.step})
@@ -640,7 +640,7 @@ def test_rates_that_become_unreadable_do_not_end_the_loop(own: Callable[..., Own
     assert len(loop.used) == 10
 
 
-def test_a_group_that_is_added_while_a_change_is_observed_harms_nothing(own: Callable[..., Own]) -> None:
+def test_a_group_added_while_a_change_is_observed_does_no_harm(own: Callable[..., Own]) -> None:
     loop = own(scheduler=lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=100))
     added = nn.Parameter(torch.ones(2))
     orders = {
@@ -654,10 +654,10 @@ def test_a_group_that_is_added_while_a_change_is_observed_harms_nothing(own: Cal
 
 
 @pytest.mark.parametrize("sets", [False, True])
-def test_two_changes_at_one_boundary_are_seen_together(
+def test_two_changes_at_one_boundary_are_observed_together(
     commander: Commander, medic: trainmedic.Medic, tmp_path: Path, sets: bool
 ) -> None:
-    """Both are in the rate that is used, or neither is applied and the loop's own rate stays as it is."""
+    """Both are in the rate that is used, or neither is applied and the loop's own rate stays unchanged."""
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = trainmedic.torch.attach(medic, model=model, optimizer=optimizer, loader=[torch.ones(4, 3)])

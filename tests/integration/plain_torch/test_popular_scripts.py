@@ -225,7 +225,7 @@ def train_words(medic: trainmedic.Medic, directory: Path, course: Course) -> lis
 def test_the_course_after_a_rollback_is_the_original_one(
     medic: trainmedic.Medic, sent: Sent, tmp_path: Path, train: Callable[..., list[torch.Tensor]], batches: int
 ) -> None:
-    """The answer says so, and each loss and all weights are those of a training without a rollback, to the bit."""
+    """The answer says so, and losses and weights equal those of a training without a rollback, to the bit."""
 
     def begin(name: str, course: Course) -> list[torch.Tensor]:
         torch.set_num_threads(1)

@@ -60,8 +60,8 @@ class Ranks:
         return [comparison.agree for comparison in self.comparisons]
 
 
-def test_a_rank_whose_weights_have_changed_by_themselves_is_found_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    """On all ranks alike; and what is in memory since they agreed is forgotten, for it may have the change in it."""
+def test_a_rank_whose_weights_changed_by_themselves_is_found_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    """All ranks name it; memory checkpoints since they agreed are dropped, because they may have the change."""
     with RankThreads(3, every=1) as threads:
         ranks = Ranks(threads)
         assert ranks.compare(10, SAME, SAME, SAME) == [True] * 3
@@ -72,7 +72,7 @@ def test_a_rank_whose_weights_have_changed_by_themselves_is_found_and_named(capl
 
 
 def test_a_rollback_ends_the_difference_until_the_next_comparison() -> None:
-    """All ranks have loaded the same; the next checkpoint shows whether they have it still."""
+    """All ranks have loaded the same; the next checkpoint shows whether they still have it."""
     with RankThreads(3, every=1) as threads:
         ranks = Ranks(threads)
         ranks.compare(10, SAME, SAME, SAME)
@@ -85,8 +85,8 @@ def test_a_rollback_ends_the_difference_until_the_next_comparison() -> None:
         assert ranks.compare(20, SAME, SAME, SAME) == [True] * 3
 
 
-def test_losses_are_not_trusted_from_the_first_step_that_may_have_had_other_weights() -> None:
-    """A rank like most has one more loss that came of right weights than the one that changed."""
+def test_losses_are_untrusted_from_the_first_step_with_possibly_wrong_weights() -> None:
+    """A rank in the majority has one more loss from right weights than the rank that changed."""
     with RankThreads(3, every=1) as threads:
         ranks = Ranks(threads)
         ranks.compare(10, SAME, SAME, SAME)
@@ -98,8 +98,8 @@ def test_losses_are_not_trusted_from_the_first_step_that_may_have_had_other_weig
         assert [comparison.trouble_at for comparison in ranks.comparisons] == [None] * 3
 
 
-def test_ranks_that_have_never_agreed_after_a_step_are_left_alone() -> None:
-    """Processors of different kinds compute differently, and before the first step nobody has computed anything."""
+def test_ranks_that_never_agreed_after_a_step_are_left_alone() -> None:
+    """Processors of different kinds compute differently, and before the first step no rank has computed anything."""
     with RankThreads(3, every=1) as threads:
         ranks = Ranks(threads)
         ranks.compare(0, SAME, SAME, SAME)
@@ -112,8 +112,8 @@ def both(model: Mapping[str, str], moment: str) -> Mapping[str, str]:
     return {**model, "optimizer.0.momentum": f"float32:{moment:0>16}"}
 
 
-def test_an_optimizer_that_differs_on_purpose_hides_no_change_of_the_weights() -> None:
-    """Each part is judged by itself: the momentum of its owner alone is no fault, and the weights are still watched."""
+def test_an_optimizer_that_differs_on_purpose_hides_no_weight_change() -> None:
+    """Each part is judged separately: momentum of its owner alone is no fault; the weights are still watched."""
     with RankThreads(3, every=1) as threads:
         ranks = Ranks(threads)
         assert ranks.compare(10, *(both(SAME, moment) for moment in "abc")) == [True] * 3
@@ -125,7 +125,7 @@ def test_an_optimizer_that_differs_on_purpose_hides_no_change_of_the_weights() -
 
 
 def test_ranks_that_agree_again_by_themselves_differ_on_purpose() -> None:
-    """As with weights that are averaged every few steps: after that, no difference is a fault any more."""
+    """Weights may be averaged every few steps. After that, a difference is no longer a fault."""
     with RankThreads(3, every=1) as threads:
         ranks = Ranks(threads)
         ranks.compare(10, SAME, SAME, SAME)
@@ -136,8 +136,8 @@ def test_ranks_that_agree_again_by_themselves_differ_on_purpose() -> None:
 
 
 @pytest.mark.long
-def test_a_job_goes_on_from_where_its_ranks_had_the_same_weights(tmp_path: Path, redis_url: str) -> None:
-    """A bit of one rank was flipped between two checkpoints: the one after is ill, and nothing newer is in memory."""
+def test_a_job_resumes_where_its_ranks_had_the_same_weights(tmp_path: Path, redis_url: str) -> None:
+    """A bit flipped on one rank between two checkpoints: the later one is unhealthy, and memory has none newer."""
     processes = RankProcesses(tmp_path, redis_url)
     try:
         for attempt in ("first", "second"):

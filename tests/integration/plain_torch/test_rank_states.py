@@ -37,8 +37,8 @@ def are_same(states: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_rank_gets_its_own_state_back(kind: str, lived: RankProcesses) -> None:
-    """From the disk, from memory and at a resume, to the bit; the answers say how much was compared on each rank."""
+def test_each_rank_restores_its_own_state(kind: str, lived: RankProcesses) -> None:
+    """It comes from disk, memory or a resume, to the bit; the answers say how much each rank compared."""
     results = written(lived, kind)
     assert not are_same(results[0]["calm"][LAST], results[1]["calm"][LAST])
     for rank in range(RANKS):
@@ -62,8 +62,8 @@ def test_each_rank_gets_its_own_state_back(kind: str, lived: RankProcesses) -> N
             assert compared["ranks"] == RANKS
 
 
-def test_the_shares_of_zero_make_a_whole_for_another_number_of_ranks(lived: RankProcesses) -> None:
-    """One rank loads what two have written: the moments of all parameters, each as its owner had it."""
+def test_shards_of_zero_are_merged_for_another_number_of_ranks(lived: RankProcesses) -> None:
+    """One rank loads what two have written, with the moments of all parameters from their owners."""
     results = torch.load(lived.directory / "zero-alone.pt", weights_only=False)
     assert (results["step"], results["problem"]) == (RESUMED, "")
     apart = [written(lived, "zero")[rank]["resumed"][RESUMED][1:] for rank in range(RANKS)]
@@ -73,16 +73,16 @@ def test_the_shares_of_zero_make_a_whole_for_another_number_of_ranks(lived: Rank
         assert any(torch.equal(tensor, states) for states in results["states"][4:-2])
 
 
-def test_plain_tensors_of_each_rank_of_fsdp_do_not_serve_another_number_of_ranks(lived: RankProcesses) -> None:
-    """One rank is refused what two have written, with the reason."""
+def test_plain_tensors_of_fsdp_ranks_do_not_load_on_another_number_of_ranks(lived: RankProcesses) -> None:
+    """One rank is refused what two have written, and the reason is given."""
     refused = torch.load(lived.directory / "zero-alone.pt", weights_only=False)["refused"]
     assert refused.startswith("what optimizers keep in attributes in step-00000020 belongs to each of its 2 ranks")
     assert refused.endswith("start 2 ranks")
 
 
 @pytest.mark.parametrize("which", BREAKS)
-def test_a_broken_proof_is_found(which: str, lived: RankProcesses) -> None:
-    """A state that is not the rank's own is never an applied rollback to that checkpoint: another one, or the end."""
+def test_a_broken_verification_is_detected(which: str, lived: RankProcesses) -> None:
+    """Loading another rank's state is never an applied rollback; another checkpoint is used, or the job ends."""
     ends = [json.loads((lived.directory / f"breaks-{rank}.json").read_text())[which] for rank in range(RANKS)]
     answers = ends[0]["answers"]
     assert len(answers) == RANKS

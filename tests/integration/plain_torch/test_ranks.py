@@ -54,10 +54,10 @@ def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("kind", some_of(["ddp", "fsdp"]))
-async def test_ranks_go_back_together_to_the_bit(
+async def test_ranks_roll_back_together_to_the_bit(
     kind: str, job: RankProcesses, bus: RedisBus, redis_server: Any
 ) -> None:
-    """To the beginning and to later checkpoints, at the same rate; a damaged part is passed over by all; a rank that
+    """To the start and to later checkpoints, at the same rate; all ranks skip a damaged part; a rank that
     cannot load ends the job on all ranks with the reason, instead of training on with the ranks apart. A sharded
     checkpoint of two ranks is resumed by one, too."""
     torchrun = job.torchrun(RANKS, str(PROGRAM), kind)

@@ -38,10 +38,10 @@ def loader(**options: Any) -> DataLoader[Any]:
     ("schedule", "workers", "accumulation"),
     [("OneCycleLR", 2, 2), ("LambdaLR", 0, 1), ("CosineAnnealingLR", 0, 3)],
 )
-def test_after_rollbacks_training_goes_on_as_if_nothing_had_been(
+def test_after_rollbacks_training_continues_as_if_undisturbed(
     begin: Begin, tmp_path: Path, schedule: str, workers: int, accumulation: int
 ) -> None:
-    """Every loss, weight, moment and average to the bit, and the same samples in the same batches: after a
+    """Every loss, weight, moment, average and sample of a batch is the same, to the bit: after a
     rollback within an epoch, one over several epochs, and one to the same checkpoint again."""
     options = {"scheduler": SCHEDULES[schedule], "workers": workers, "accumulation": accumulation}
     calm = begin(directory=tmp_path / "calm", **options)
@@ -58,7 +58,7 @@ def test_after_rollbacks_training_goes_on_as_if_nothing_had_been(
     assert shaken.seen[-13 * accumulation :] == calm.seen[-13 * accumulation :]
 
 
-def test_skipped_batches_are_left_out_for_good(begin: Begin, tmp_path: Path) -> None:
+def test_skipped_batches_are_excluded_permanently(begin: Begin, tmp_path: Path) -> None:
     """Neither a later rollback nor a restart brings them back."""
     calm = begin(directory=tmp_path / "calm")
     calm.train(40)
@@ -75,8 +75,8 @@ def test_skipped_batches_are_left_out_for_good(begin: Begin, tmp_path: Path) -> 
     assert again.seen == wanted[20:22]
 
 
-def test_a_restart_after_a_rollback_does_not_meet_the_skipped_batches(begin: Begin) -> None:
-    """Even where it happens before the next checkpoint: the one that was gone back to is of before the skip."""
+def test_a_restart_after_a_rollback_skips_the_skipped_batches_again(begin: Begin) -> None:
+    """It may come before the next checkpoint: the one restored is from before the skip."""
     training = begin()
     training.train(12, {12: training.order("job.rollback", skip_batches=5)})
     training.run.close()
@@ -88,8 +88,8 @@ def test_a_restart_after_a_rollback_does_not_meet_the_skipped_batches(begin: Beg
     assert met.seen == calm.seen[15:18]
 
 
-def test_the_newest_from_before_the_alert_is_meant(begin: Begin) -> None:
-    """By the time at which it was complete, whatever came after."""
+def test_the_newest_checkpoint_from_before_the_alert_is_selected(begin: Begin) -> None:
+    """The time of its completion counts, whatever came after."""
     training = begin()
     training.train(30)
     saved = {one.step: one.at for one in training.run.training.storage.checkpoints()}  # type: ignore[union-attr]
@@ -101,8 +101,8 @@ def test_the_newest_from_before_the_alert_is_meant(begin: Begin) -> None:
     assert checkpoints.is_pinned(training.run.training.storage.directory / told["checkpoint"])  # type: ignore[union-attr,operator]
 
 
-def test_a_checkpoint_that_cannot_be_loaded_is_passed_over(begin: Begin, tmp_path: Path) -> None:
-    """The next older one is taken, and the answer says why; where there is none, nothing is changed."""
+def test_a_checkpoint_that_cannot_be_loaded_is_skipped(begin: Begin, tmp_path: Path) -> None:
+    """The next older one is used, and the answer gives the reason; if there is none, nothing is changed."""
     training = begin()
     training.train(35)
     for step in (20, 30):
@@ -118,8 +118,8 @@ def test_a_checkpoint_that_cannot_be_loaded_is_passed_over(begin: Begin, tmp_pat
     ]
 
 
-def test_where_no_checkpoint_can_be_loaded_nothing_is_changed(begin: Begin, tmp_path: Path) -> None:
-    """The command has failed, and training goes on from where it is."""
+def test_without_a_loadable_checkpoint_nothing_is_changed(begin: Begin, tmp_path: Path) -> None:
+    """The command fails, and training continues from its present state."""
     calm = begin(directory=tmp_path / "calm")
     calm.train(20)
     training = begin(checkpoint_at_start=False)
@@ -133,8 +133,8 @@ def test_where_no_checkpoint_can_be_loaded_nothing_is_changed(begin: Begin, tmp_
     assert training.losses == calm.losses
 
 
-def test_going_back_again_and_again_is_rejected(begin: Begin, tmp_path: Path) -> None:
-    """After the budget the playbook gets a reason to escalate, also from a job that was restarted meanwhile."""
+def test_repeated_rollbacks_are_rejected(begin: Begin, tmp_path: Path) -> None:
+    """Beyond the budget the playbook gets a reason to escalate, even from a job restarted in between."""
     training = begin(rollbacks=2)
     back = training.order("job.rollback", step=10)
     training.train(25, {15: back, 16: back})
@@ -147,8 +147,8 @@ def test_going_back_again_and_again_is_rejected(begin: Begin, tmp_path: Path) ->
     assert "the budget is 2" in later.replies()[0].output["reason"]
 
 
-def test_what_comes_after_a_rollback_is_not_gone_back_to(begin: Begin, tmp_path: Path) -> None:
-    """Checkpoints of the abandoned course count no more, and go when there is a newer one."""
+def test_abandoned_checkpoints_are_not_rollback_targets(begin: Begin, tmp_path: Path) -> None:
+    """Checkpoints of the abandoned course no longer count, and are deleted when there is a newer one."""
     training = begin(keep=5)
     stop = training.order("job.stop", checkpoint=False)
     training.train(31, {31: [training.order("job.rollback", step=10), stop]})
@@ -161,10 +161,10 @@ def test_what_comes_after_a_rollback_is_not_gone_back_to(begin: Begin, tmp_path:
     assert not list(tmp_path.glob("abandoned-*"))
 
 
-def test_a_rollback_that_cannot_be_recorded_says_so(
+def test_a_rollback_that_cannot_be_recorded_reports_it(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as on a full disk. It is complete all the same."""
+    """The disk may be full. The rollback is complete all the same."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -193,8 +193,8 @@ class Lines(IterableDataset[Any]):
     ],
     ids=["iterable data set", "iterator", "list"],
 )
-def test_other_sources_go_back_as_far_as_they_can(begin: Begin, source: Any, seen: Any, data: str) -> None:
-    """And the answer says whether the same batches come."""
+def test_other_sources_rewind_as_far_as_they_can(begin: Begin, source: Any, seen: Any, data: str) -> None:
+    """The answer says whether the same batches are repeated."""
     training = begin(loader=source(), checkpoint_every=4)
     training.train(8, {6: training.order("job.rollback", step=4)})
     (told,) = training.outputs()
@@ -202,8 +202,8 @@ def test_other_sources_go_back_as_far_as_they_can(begin: Begin, source: Any, see
     assert training.seen[6:7] == seen
 
 
-def test_own_functions_serve_as_checkpoints(begin: Begin, tmp_path: Path) -> None:
-    """With the run's state kept along, a rollback is exact; without it, the step is known and no more."""
+def test_user_functions_serve_as_checkpoints(begin: Begin, tmp_path: Path) -> None:
+    """With the run's state saved along, a rollback is exact; without it, only the step is known."""
     kept: dict[int, Any] = {}
     found: list[SavedCheckpoint] = []
 
@@ -233,8 +233,8 @@ def test_own_functions_serve_as_checkpoints(begin: Begin, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("is_new_process", [False, True])
-def test_an_ill_checkpoint_of_the_users_own_is_passed_over(tmp_path: Path, is_new_process: bool) -> None:
-    """By what the run knew when it was written, which is kept beside them: the user's functions know nothing of it."""
+def test_an_unhealthy_checkpoint_of_the_user_is_skipped(tmp_path: Path, is_new_process: bool) -> None:
+    """Its health at the time of writing is kept next to it: the user's functions know nothing of it."""
     written: list[SavedCheckpoint] = []
 
     def save(step: int, state: Any) -> None:
@@ -258,7 +258,7 @@ def test_an_ill_checkpoint_of_the_users_own_is_passed_over(tmp_path: Path, is_ne
 
 
 def test_a_run_resumes_where_it_was_killed(begin: Begin, tmp_path: Path) -> None:
-    """Another process, another seed: the same losses from the newest checkpoint on."""
+    """Another process with another seed produces the same losses from the newest checkpoint on."""
     calm = begin(directory=tmp_path / "calm")
     calm.train(40)
     first = begin()
@@ -271,8 +271,8 @@ def test_a_run_resumes_where_it_was_killed(begin: Begin, tmp_path: Path) -> None
     assert same(second.state(), calm.state())
 
 
-def test_checkpoints_that_are_all_damaged_stop_a_resumption(begin: Begin, tmp_path: Path) -> None:
-    """Beginning anew in their place, or at step 0, which is the same, would lose them one by one."""
+def test_a_resume_stops_if_all_checkpoints_are_damaged(begin: Begin, tmp_path: Path) -> None:
+    """Starting from scratch or at step 0, which is the same, would lose them one by one."""
     first = begin()
     first.train(10)
     (tmp_path / "step-00000010" / "run.pt").write_bytes((tmp_path / "step-00000010" / "run.pt").read_bytes()[::-1])
@@ -282,8 +282,8 @@ def test_checkpoints_that_are_all_damaged_stop_a_resumption(begin: Begin, tmp_pa
     assert begin(directory=tmp_path / "empty").run.resume() is None
 
 
-def test_training_goes_on_where_a_checkpoint_cannot_be_written(begin: Begin, tmp_path: Path, caplog: Any) -> None:
-    """The regular ones are missed with a line in the log; an ordered one is answered failed."""
+def test_training_continues_if_a_checkpoint_cannot_be_written(begin: Begin, tmp_path: Path, caplog: Any) -> None:
+    """A regular one is missed with a log line; an ordered one is answered as failed."""
     (tmp_path / "file").write_text("in the way")
     training = begin(directory=tmp_path / "file")
     training.train(12, {11: training.order("job.checkpoint")})
@@ -294,8 +294,8 @@ def test_training_goes_on_where_a_checkpoint_cannot_be_written(begin: Begin, tmp
     assert training.run.global_step == 12
 
 
-def test_without_redis_training_goes_on(tmp_path: Path) -> None:
-    """Nobody listens at that address."""
+def test_training_continues_without_redis(tmp_path: Path) -> None:
+    """No Redis listens at that address."""
     absent = Commander("redis://127.0.0.1:1/0")
     with absent.connect() as medic:
         training = Training(absent, medic, tmp_path)

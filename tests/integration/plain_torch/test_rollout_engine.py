@@ -42,10 +42,10 @@ def repaired(commander: Commander, engine: Engine, directory: Path, names_engine
     return status, story[[number for number, *_ in story].index(SAVED, LEFT) :]
 
 
-def test_the_engine_samples_from_the_weights_that_it_had_at_the_checkpoint(
+def test_the_engine_samples_from_the_weights_of_the_checkpoint(
     tmp_path: Path, commander: Commander, engine: Engine
 ) -> None:
-    """The digests of its weights, actions and losses of the repeated steps, and of those that follow, are those of an
+    """Its weight digests, actions and losses in the repeated and the following steps are those of an
     undisturbed training. With an
     engine that attach was not given they are not, so the program shows what it is to show."""
     with commander.connect() as medic:

@@ -70,7 +70,7 @@ def ranks_alerted(text: str, directory: Path) -> list[str]:
     [pytest.param("ddp", "data", "2", marks=pytest.mark.long), ("buffers", "compute", "0"), ("fsdp", "data", "1")],
 )
 async def test_the_slow_rank_has_the_most_time_of_its_own(kind: str, part: str, slow: str, job: RankProcesses) -> None:
-    """The others wait for it, where gradients are summed, its buffers or its shards. Its alert names it alone."""
+    """The others wait for it at sums of gradients, its buffers or its shards. The alert names it alone."""
     job.torchrun(RANKS, str(PROGRAM), kind, part, slow)
     metrics, text = await scraped(job)
     assert slowest(metrics, "training_rank_own_seconds") == slow
@@ -80,8 +80,8 @@ async def test_the_slow_rank_has_the_most_time_of_its_own(kind: str, part: str, 
     assert ranks_alerted(text, job.directory) == [slow]
 
 
-def test_the_parts_of_a_step_make_up_the_whole(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a job of one rank nothing is waited for; what is not data is computed."""
+def test_the_parts_of_a_step_add_up_to_the_whole(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of one rank waits for nothing; all time but that for data is computation."""
     monkeypatch.setattr(progress, "REPORT_INTERVAL", 0.0)  # these steps are quicker than any
     training = begin()
     training.train(12)

@@ -74,8 +74,8 @@ def steps_found(training: Training) -> list[int]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_back_at_the_beginning_the_training_is_as_it_never_was_run(begin: Begin, tmp_path: Path, variant: str) -> None:
-    """The optimizer has no state again, and every loss, weight, moment and sample comes as the first time."""
+def test_back_at_the_start_the_training_is_as_before_its_first_run(begin: Begin, tmp_path: Path, variant: str) -> None:
+    """The optimizer has no state again; every loss, weight, moment and sample repeats the first run."""
     calm = begin(directory=tmp_path / "calm", **VARIANTS[variant]())
     calm.train(14)
     shaken = begin(directory=tmp_path / "shaken", **VARIANTS[variant]())
@@ -89,8 +89,8 @@ def test_back_at_the_beginning_the_training_is_as_it_never_was_run(begin: Begin,
     assert shaken.seen[-4:] == calm.seen[-4:]
 
 
-def test_a_scaler_that_is_switched_off_stops_no_restart(begin: Begin) -> None:
-    """``enabled=use_amp`` is how scripts are written; and the precision may be another one at the next start."""
+def test_a_disabled_scaler_does_not_prevent_a_restart(begin: Begin) -> None:
+    """Scripts are written with ``enabled=use_amp``; the precision may differ at the next start."""
     training = begin(scaler=torch.amp.GradScaler("cpu", enabled=False))
     training.train(12)
     training.run.close()
@@ -101,7 +101,7 @@ def test_a_scaler_that_is_switched_off_stops_no_restart(begin: Begin) -> None:
         again.run.close()
 
 
-def test_an_optimizer_without_a_state_gets_none(begin: Begin) -> None:
+def test_an_optimizer_without_state_gets_none(begin: Begin) -> None:
     """Zeros in its place would be moments that a first step does not have."""
     training = begin()
     training.train(4, {4: [training.order("job.rollback"), training.order("job.stop", checkpoint=False)]})
@@ -111,8 +111,8 @@ def test_an_optimizer_without_a_state_gets_none(begin: Begin) -> None:
     assert training.scheduler.last_epoch == 0
 
 
-def test_what_was_scaled_and_skipped_since_the_beginning_stays_so(begin: Begin, tmp_path: Path) -> None:
-    """A rollback to the beginning is one like any other: it counts, and what commands changed stays changed."""
+def test_scaled_rates_and_skipped_batches_survive_a_rollback_to_the_start(begin: Begin, tmp_path: Path) -> None:
+    """It counts as a rollback, and what commands changed stays changed."""
     calm = begin(directory=tmp_path / "calm")
     calm.train(9)
     training = begin(rollbacks=1)
@@ -126,8 +126,8 @@ def test_what_was_scaled_and_skipped_since_the_beginning_stays_so(begin: Begin, 
     assert training.run.training.rate.scale == 0.5
 
 
-def test_it_is_written_once_before_the_first_step(begin: Begin, tmp_path: Path) -> None:
-    """Not again by a second loop or a restart, and it goes like any other when there are newer ones."""
+def test_the_start_checkpoint_is_written_once_before_the_first_step(begin: Begin, tmp_path: Path) -> None:
+    """A second loop or a restart does not write it again, and it is deleted when there are newer ones."""
     training = begin(keep=2)
     training.train(1)
     assert steps_found(training) == [0]
@@ -142,7 +142,7 @@ def test_it_is_written_once_before_the_first_step(begin: Begin, tmp_path: Path) 
     assert written.st_ino != (tmp_path / "step-00000010").stat().st_ino
 
 
-def test_a_loop_without_batches_has_one_too(medic: trainmedic.Medic, tmp_path: Path) -> None:
+def test_a_loop_without_batches_has_a_start_checkpoint_too(medic: trainmedic.Medic, tmp_path: Path) -> None:
     """It is written before the first `with run.step()`."""
     model = nn.Linear(1, 1)
     before = model.weight.detach().clone()
@@ -157,8 +157,8 @@ def test_a_loop_without_batches_has_one_too(medic: trainmedic.Medic, tmp_path: P
 
 
 @pytest.mark.parametrize("options", [{"checkpoint_at_start": False}, {"checkpoint_every": None}])
-def test_there_is_none_for_who_does_not_want_it(begin: Begin, options: dict[str, Any]) -> None:
-    """Who lets no checkpoints be written, or not this one. A rollback then says that there is none."""
+def test_the_start_checkpoint_can_be_disabled(begin: Begin, options: dict[str, Any]) -> None:
+    """Checkpoints are disabled, or only this one. A rollback then reports that there is none."""
     training = begin(**options)
     training.train(5, {5: training.order("job.rollback")})
     (reply,) = training.replies()
@@ -166,8 +166,8 @@ def test_there_is_none_for_who_does_not_want_it(begin: Begin, options: dict[str,
     assert reply.output["reason"] == "there is no complete checkpoint; there are none at all"
 
 
-def test_a_training_that_begins_anew_deletes_nothing_for_it(begin: Begin) -> None:
-    """Who has forgotten to resume may notice, and still has all checkpoints."""
+def test_a_training_that_starts_from_scratch_deletes_nothing_for_it(begin: Begin) -> None:
+    """A user who has forgotten to resume may notice, and still has all checkpoints."""
     first = begin(keep=3)
     first.train(30)
     assert steps_found(first) == [10, 20, 30]
@@ -178,8 +178,8 @@ def test_a_training_that_begins_anew_deletes_nothing_for_it(begin: Begin) -> Non
 
 
 @pytest.mark.parametrize("ill_from", [1, 15])
-def test_a_restart_leaves_ill_checkpoints_behind(begin: Begin, caplog: pytest.LogCaptureFixture, ill_from: int) -> None:
-    """Though it costs all that there was: from the checkpoint of step 0, where every later one is ill. The log says
+def test_a_restart_skips_unhealthy_checkpoints(begin: Begin, caplog: pytest.LogCaptureFixture, ill_from: int) -> None:
+    """It resumes from the checkpoint of step 0, because every later one is unhealthy. The log says
     so."""
     first = begin()
 
@@ -198,7 +198,7 @@ def test_a_restart_leaves_ill_checkpoints_behind(begin: Begin, caplog: pytest.Lo
     )
 
 
-def test_where_all_are_ill_the_log_says_so(begin: Begin, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_reports_that_all_checkpoints_are_unhealthy(begin: Begin, caplog: pytest.LogCaptureFixture) -> None:
     first = begin()
     with torch.no_grad():
         first.model[0].weight[0, 0] = float("nan")
@@ -208,8 +208,8 @@ def test_where_all_are_ill_the_log_says_so(begin: Begin, caplog: pytest.LogCaptu
     assert "the newest checkpoint, step-00000020, is unhealthy, and so are all others" in caplog.text
 
 
-def test_functions_of_ones_own_write_it_too(begin: Begin) -> None:
-    """With step 0; not where the run goes on from one of them."""
+def test_user_functions_write_the_start_checkpoint_too(begin: Begin) -> None:
+    """It has step 0; it is not written if the run resumes from another one."""
     written: list[SavedCheckpoint] = []
 
     def save(step: int, state: Any) -> None:
@@ -224,8 +224,8 @@ def test_functions_of_ones_own_write_it_too(begin: Begin) -> None:
     assert [one.step for one in written] == [0, 10]
 
 
-def test_training_begins_though_it_cannot_be_written(begin: Begin, tmp_path: Path, caplog: Any) -> None:
-    """A resume finds nothing there; and the log says so at once, not after the first hours."""
+def test_training_starts_without_a_writable_start_checkpoint(begin: Begin, tmp_path: Path, caplog: Any) -> None:
+    """A resume finds nothing there; and the log reports it at once, not after hours."""
     (tmp_path / "file").write_text("in the way")
     training = begin(directory=tmp_path / "file")
     assert training.run.resume() is None
@@ -248,8 +248,8 @@ def unloadable(training: Training, times: int) -> None:
     training.ema.load_state_dict = load_state_dict  # type: ignore[method-assign,assignment]
 
 
-def test_after_a_half_loaded_checkpoint_the_next_older_one_makes_it_good(begin: Begin, tmp_path: Path) -> None:
-    """All of it is replaced, so the training goes on as if it had been the first choice."""
+def test_an_older_checkpoint_repairs_a_half_loaded_one(begin: Begin, tmp_path: Path) -> None:
+    """All state is replaced, so the training continues as if the older one had been the first choice."""
     calm = begin(directory=tmp_path / "calm")
     calm.train(15)
     training = begin(directory=tmp_path / "mine")
@@ -262,10 +262,10 @@ def test_after_a_half_loaded_checkpoint_the_next_older_one_makes_it_good(begin: 
     assert same(training.state(), calm.state())
 
 
-def test_where_there_is_none_to_make_it_good_the_training_ends(
+def test_a_half_loaded_checkpoint_without_an_older_one_ends_the_training(
     begin: Begin, commander: Commander, tmp_path: Path
 ) -> None:
-    """It does not train on with what is half of one state and half of another, nor save that; the answer says why."""
+    """It neither trains on with a mixed state nor saves it; the answer gives the reason."""
     training = begin()
     unloadable(training, 2)
     stop = training.order("job.stop")
@@ -284,8 +284,8 @@ def test_where_there_is_none_to_make_it_good_the_training_ends(
     assert again.run.resume() == 10
 
 
-def test_functions_of_ones_own_say_whether_they_have_changed_anything(begin: Begin) -> None:
-    """Whatever they raise may have come in the middle, and ends the training; a refusal has changed nothing."""
+def test_user_functions_say_whether_they_have_changed_anything(begin: Begin) -> None:
+    """An exception may come in the middle of a load and ends the training; a refusal has changed nothing."""
     raised: list[Exception] = [trainmedic.Rejected("it lies on tape"), KeyError("model")]
 
     def load(found: SavedCheckpoint) -> None:

@@ -56,7 +56,7 @@ def ratios(found: Course, calm: Course, steps: range) -> list[float]:
     return sorted({round(one / other, 6) for one, other in pairs})
 
 
-def test_a_rollback_is_applied_where_the_same_losses_follow(stranger: Stranger) -> None:
+def test_a_rollback_is_applied_if_the_same_losses_follow(stranger: Stranger) -> None:
     calm = stranger.calm()
     back = stranger.train("back", {31: stranger.sent("job.rollback", step=20)})
     (reply,) = stranger.sent.replies()
@@ -69,7 +69,7 @@ def test_a_rollback_is_applied_where_the_same_losses_follow(stranger: Stranger) 
 
 @pytest.mark.parametrize("at", [12, 31])
 def test_a_scaled_rate_is_applied_where_it_is_used(stranger: Stranger, at: int) -> None:
-    """By each group, from the next update to that of the undo; else the rates are again what they would have been."""
+    """Each group uses it from the next update to that of the undo; then the rates are as without it."""
     undo_at = at + 15
     scale, undo = stranger.sent("job.scale_lr", factor=0.5), stranger.sent.undo(0, "job.scale_lr", factor=2.0)
     calm, scaled = stranger.calm(), stranger.train("scaled", {at: scale, undo_at: undo})
@@ -86,7 +86,7 @@ def test_a_scaled_rate_is_applied_where_it_is_used(stranger: Stranger, at: int) 
         assert first.output["verified"]["learning_rate"]["updates"] == 2
 
 
-def test_a_restart_goes_on_in_the_middle_of_an_epoch(stranger: Stranger) -> None:
+def test_a_restart_resumes_in_the_middle_of_an_epoch(stranger: Stranger) -> None:
     if stranger.loop is loops.unknown_schedulers:
         pytest.skip("nobody saves its schedules")
     calm = stranger.calm()
@@ -110,7 +110,7 @@ def test_a_scaled_rate_outlives_a_rollback_and_a_restart_once(stranger: Stranger
 
 
 @pytest.mark.parametrize("stranger", [loops.detector], indirect=True)
-def test_a_warmup_of_the_loops_own_does_not_rule_out_later_commands(stranger: Stranger) -> None:
+def test_a_warmup_in_the_loop_does_not_rule_out_later_commands(stranger: Stranger) -> None:
     half = stranger.sent("job.scale_lr", factor=0.5)
     calm, scaled = stranger.calm(), stranger.train("scaled", {12: half, 40: half})
     assert [reply.status for reply in stranger.sent.replies()] == ["failed", "applied"]

@@ -38,8 +38,8 @@ def damage(path: Path) -> None:
     assert path.stat().st_size == size
 
 
-def test_a_replay_is_compared_and_tells_so(begin: Begin) -> None:
-    """Every parameter and moment, and the next sixteen batches."""
+def test_a_replay_is_compared_and_reported(begin: Begin) -> None:
+    """The comparison covers all parameters and moments, and the next sixteen batches."""
     training = begin()
     training.train(60, {30: training.order("job.rollback", step=10)})
     (told,) = training.outputs()
@@ -53,8 +53,8 @@ def test_a_replay_is_compared_and_tells_so(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("skip", [1, 8, 14, 25])
-def test_so_is_a_skip(begin: Begin, skip: int) -> None:
-    """The batches behind it come as they did before; none of those that were to be left out."""
+def test_a_skip_is_compared_and_reported(begin: Begin, skip: int) -> None:
+    """The batches after the skip come as before; none of the skipped ones does."""
     data = [(torch.full((4, 4), float(number)), torch.tensor([number] * 4)) for number in range(100)]
     training = begin(loader=data)
     training.train(60, {30: training.order("job.rollback", step=10, skip_batches=skip)})
@@ -64,10 +64,8 @@ def test_so_is_a_skip(begin: Begin, skip: int) -> None:
 
 
 @pytest.mark.parametrize(("workers", "compared"), [(0, 0), (1, 16)])
-def test_a_batch_that_is_made_with_random_numbers_may_look_otherwise_after_a_skip(
-    begin: Begin, workers: int, compared: int
-) -> None:
-    """In the main process these are the training's, which are those of the checkpoint; in a worker, of the batch's own
+def test_batches_made_with_random_numbers_may_differ_after_a_skip(begin: Begin, workers: int, compared: int) -> None:
+    """The main process uses the training's numbers, those of the checkpoint; a worker those of the batch's own
     place. What cannot be compared is not called a mismatch."""
     training = begin(workers=workers)
     training.train(45, {30: training.order("job.rollback", step=10, skip_batches=4)})
@@ -109,7 +107,7 @@ class Deaf:
 
 @pytest.mark.parametrize("loader", [Liar, Deaf])
 def test_other_batches_are_never_called_applied(begin: Begin, loader: Callable[[], Any], tmp_path: Path) -> None:
-    """The answer says what did happen: the weights went back, the data did not."""
+    """The answer says what happened: the weights were restored, the data were not."""
     training = begin(loader=loader())
     training.train(20, {16: training.order("job.rollback", step=10)})
     (reply,) = training.replies()
@@ -124,7 +122,7 @@ def test_other_batches_are_never_called_applied(begin: Begin, loader: Callable[[
 
 
 def test_a_skip_that_does_not_happen_is_not_called_applied(begin: Begin) -> None:
-    """The batches that were to be left out come all the same."""
+    """The batches to be skipped come all the same."""
 
     class Restarting:
         """It does not count what is drawn to be left out."""
@@ -143,8 +141,8 @@ def test_a_skip_that_does_not_happen_is_not_called_applied(begin: Begin) -> None
     assert "of the first 16 are not those after the 8 that were to be skipped" in reply.output["reason"]
 
 
-def test_a_source_that_says_that_it_does_not_repeat_claims_nothing(begin: Begin) -> None:
-    """The answer has it, at once."""
+def test_a_source_declared_not_to_repeat_claims_nothing(begin: Begin) -> None:
+    """The answer says so at once."""
     training = begin(loader=iter([(torch.randn(4, 4), torch.arange(4)) for _ in range(50)]))
     training.train(20, {16: training.order("job.rollback", step=10)})
     (reply,) = training.replies()
@@ -154,8 +152,8 @@ def test_a_source_that_says_that_it_does_not_repeat_claims_nothing(begin: Begin)
     assert told["why"].startswith("not the same batches: a stream only goes on")
 
 
-def test_a_checkpoint_that_was_changed_on_the_disk_is_not_gone_back_to(begin: Begin, tmp_path: Path) -> None:
-    """By a single bit, under a checksum that is right: the digests were kept apart from it."""
+def test_a_checkpoint_changed_on_disk_is_not_restored(begin: Begin, tmp_path: Path) -> None:
+    """A single bit differs under a correct checksum: the digests were stored separately."""
     calm = begin(directory=tmp_path / "calm")
     calm.train(40)
     training = begin(directory=tmp_path / "shaken")
@@ -172,8 +170,8 @@ def test_a_checkpoint_that_was_changed_on_the_disk_is_not_gone_back_to(begin: Be
     assert same(training.state(), calm.state())
 
 
-def test_where_all_were_changed_the_training_ends(begin: Begin, tmp_path: Path) -> None:
-    """There is nothing left that is known to be whole; a restart refuses them alike, unless told not to compare."""
+def test_if_all_checkpoints_were_changed_the_training_ends(begin: Begin, tmp_path: Path) -> None:
+    """None is known to be intact; a restart rejects them too, unless told not to compare."""
     training = begin(checkpoint_at_start=False)
     training.train(10)
     damage(tmp_path / "step-00000010" / "training.pt")
@@ -185,8 +183,8 @@ def test_where_all_were_changed_the_training_ends(begin: Begin, tmp_path: Path) 
     assert begin(verify=False).run.resume() == 10
 
 
-def test_a_loader_of_the_users_own_is_compared_too(begin: Begin, tmp_path: Path) -> None:
-    """One that leaves out the optimizer has not gone back."""
+def test_a_loader_of_the_user_is_compared_too(begin: Begin, tmp_path: Path) -> None:
+    """A loader that leaves out the optimizer has not rolled back."""
     found: list[trainmedic.torch.SavedCheckpoint] = []
 
     def save(step: int, state: Any) -> None:
@@ -219,7 +217,7 @@ def test_a_loader_of_the_users_own_is_compared_too(begin: Begin, tmp_path: Path)
 def test_a_command_in_between_ends_the_wait(
     begin: Begin, action: str, params: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The answer says what was compared by then, and why no more; nor does the log call other batches a mismatch."""
+    """The answer lists what was compared by then and the reason; the log calls no other batches a mismatch."""
     training = begin()
     training.train(40, {30: training.order("job.rollback", step=10)}, {33: training.order(action, **params)})
     first, second = training.replies()
@@ -235,7 +233,9 @@ def test_a_command_in_between_ends_the_wait(
         ("job.scale_batch", {"factor": 100.0, "keep_global_batch": False}, "an epoch has only"),
     ],
 )
-def test_a_refused_command_in_between_does_not(begin: Begin, action: str, params: dict[str, Any], why: str) -> None:
+def test_a_rejected_command_in_between_does_not_end_the_wait(
+    begin: Begin, action: str, params: dict[str, Any], why: str
+) -> None:
     """It has changed nothing."""
     training = begin()
     training.train(40, {30: training.order("job.rollback", step=10)}, {33: training.order(action, **params)})
@@ -245,8 +245,8 @@ def test_a_refused_command_in_between_does_not(begin: Begin, action: str, params
     assert batches_of(first) == {"compared": 16, "agreed": 16}
 
 
-def test_workers_that_do_not_start_do_not(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The former ones give the batches that were to come."""
+def test_workers_that_fail_to_start_do_not_end_the_wait(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The previous workers deliver the batches that were to come."""
     training = begin()
     source = training.run.training.batch_source
     assert source is not None
@@ -265,8 +265,8 @@ def test_workers_that_do_not_start_do_not(begin: Begin, monkeypatch: pytest.Monk
     assert batches_of(first) == {"compared": 16, "agreed": 16}
 
 
-def test_a_command_that_changes_no_batches_does_not(begin: Begin) -> None:
-    """Nor does its undo."""
+def test_a_command_that_changes_no_batches_does_not_end_the_wait(begin: Begin) -> None:
+    """Its undo does not end the wait, either."""
     training = begin()
     slower = training.order("job.scale_lr", factor=0.5)
     orders = {32: slower, 34: training.undo(1, "job.scale_lr", factor=2.0), 36: training.order("job.checkpoint")}
@@ -275,8 +275,8 @@ def test_a_command_that_changes_no_batches_does_not(begin: Begin) -> None:
     assert batches_of(training.replies()[0]) == {"compared": 16, "agreed": 16}
 
 
-def test_during_a_pause_nobody_waits_for_batches(begin: Begin) -> None:
-    """A playbook that pauses, goes back and resumes would wait for itself."""
+def test_a_pause_does_not_wait_for_batches(begin: Begin) -> None:
+    """A playbook that pauses, rolls back and resumes would wait for itself."""
     training = begin()
     resume = training.order("job.resume")
 
@@ -290,8 +290,8 @@ def test_during_a_pause_nobody_waits_for_batches(begin: Begin) -> None:
     assert batches_of(training.replies()[1]) == {"compared": 0, "agreed": 0, "why": "the training is paused"}
 
 
-def test_where_training_ends_first_the_answer_says_so(begin: Begin) -> None:
-    """By its steps, by an error of the loop's own, by leaving the loop, or with the job."""
+def test_the_answer_reports_a_training_that_ended_first(begin: Begin) -> None:
+    """It ends by its steps, by an error in the loop, by leaving the loop, or with the job."""
     training = begin()
     training.train(12, {12: training.order("job.rollback", step=0)})
     assert batches_of(training.replies()[0]) == {"compared": 12, "agreed": 12}
@@ -307,7 +307,7 @@ def test_where_training_ends_first_the_answer_says_so(begin: Begin) -> None:
 
 
 def test_a_job_that_ends_answers_for_what_it_has_done(commander: Commander, tmp_path: Path) -> None:
-    """An error between two steps, after which nothing of the loop is called any more."""
+    """After an error between two steps nothing of the loop is called any more."""
     with commander.connect() as medic:
         training = Training(commander, medic, tmp_path)
         drawn = iter(training.run.batches())
@@ -325,7 +325,7 @@ def test_a_job_that_ends_answers_for_what_it_has_done(commander: Commander, tmp_
 
 
 def test_an_answer_is_in_time(begin: Begin) -> None:
-    """The batches that would come too late are not waited for."""
+    """Batches that would come too late are not waited for."""
     training = begin()
 
     def soon() -> None:
@@ -341,7 +341,7 @@ def test_an_answer_is_in_time(begin: Begin) -> None:
 
 
 def test_batches_of_another_size_are_not_compared(begin: Begin) -> None:
-    """The checkpoint is of before the change: the same samples come in other batches, and the answer says so. After a
+    """The checkpoint precedes the change: the same samples come in other batches, which the answer says. After a
     restart they are of the same size as in the checkpoint, and compared."""
     training = begin()
     halve = training.order("job.scale_batch", factor=0.5, keep_global_batch=False)
@@ -357,7 +357,7 @@ def test_batches_of_another_size_are_not_compared(begin: Begin) -> None:
 
 
 def test_a_restart_knows_the_batches_from_before_it(begin: Begin) -> None:
-    """So a rollback beyond the checkpoint that was resumed from is compared as well."""
+    """A rollback beyond the checkpoint of the resume is compared as well."""
     first = begin()
     first.train(35)
     first.run.close()
@@ -409,10 +409,10 @@ class Course:
         return self.commander.send_and_wait(self.medic, "job.rollback", before=self.steps_at[before])
 
 
-def test_a_checkpoint_from_between_jump_and_alert_is_passed_over(
+def test_a_checkpoint_between_loss_jump_and_alert_is_skipped(
     commander: Commander, medic: trainmedic.Medic, tmp_path: Path, every_report_counts: None
 ) -> None:
-    """The loss is 1.9 and jumps to 4.13 at step 96; a checkpoint is written at step 100, and the alert begins at
+    """The loss is 1.9 and jumps to 4.13 at step 96; a checkpoint is written at step 100, and the alert starts at
     step 108."""
     course = Course(commander, medic, tmp_path)
     sent: list[str] = []
@@ -425,10 +425,10 @@ def test_a_checkpoint_from_between_jump_and_alert_is_passed_over(
     course.run.close()
 
 
-def test_a_trouble_that_comes_back_is_gone_back_further_for(
+def test_a_recurring_fault_is_rolled_back_further(
     commander: Commander, medic: trainmedic.Medic, tmp_path: Path, every_report_counts: None
 ) -> None:
-    """It comes at step 96 each time: the next rollback goes beyond the last one, though that one is healthy and only
+    """It recurs at step 96: the next rollback goes beyond the last one, though that one is healthy and only
     few are kept."""
     course = Course(commander, medic, tmp_path, keep=2)
     sent: list[str] = []
@@ -445,10 +445,10 @@ def test_a_trouble_that_comes_back_is_gone_back_further_for(
     course.run.close()
 
 
-def test_a_checkpoint_with_weights_that_are_no_numbers_is_no_place_to_go_to(
+def test_a_checkpoint_with_nan_weights_is_not_a_rollback_target(
     begin: Begin, tmp_path: Path, every_report_counts: None
 ) -> None:
-    """Neither for a rollback nor for a restart; where there is no other, it is rejected with the reason."""
+    """It serves neither a rollback nor a restart; if there is no other, the command is rejected with the reason."""
     training = begin()
 
     def spoil() -> None:

@@ -153,7 +153,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, browser: Browser) -> It
 
 
 def test_every_page_link_form_and_file_is_found_below_the_path(site: Site) -> None:
-    """Signing in and out, the pages, what is live, the palette, orders, downloads and the reference of the API."""
+    """This covers sign-in and sign-out, pages, live parts, the palette, orders, downloads and the API reference."""
     site.sign_in()
     page = site.page
     (cookie,) = [each for each in page.context.cookies() if "session" in each["name"]]
@@ -219,7 +219,7 @@ def downloaded(site: Site, run: str) -> None:
 
 
 def test_the_api_answers_below_the_path_and_without_it(site: Site) -> None:
-    """Alertmanager may come by the proxy, or past it."""
+    """Alertmanager may use the proxy or bypass it."""
     for url in (site.url, site.lab.url):
         with httpx.Client(base_url=url, verify=False, headers={"authorization": "Bearer hook"}) as client:
             assert client.post(f"{url}/webhook", json=payload()).status_code == 200

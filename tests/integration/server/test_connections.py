@@ -59,8 +59,8 @@ def statuses(answer: bytes) -> list[int]:
     return [int(status) for status in re.findall(rb"HTTP/1.1 (\d{3})", answer)]
 
 
-async def test_requests_that_came_together_are_answered_in_order() -> None:
-    """As HTTP/1.1 has it, though few clients do that."""
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    """HTTP/1.1 requires it, although few clients send them so."""
     async with World().served() as address:
         missing = b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n"
         last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -68,8 +68,8 @@ async def test_requests_that_came_together_are_answered_in_order() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"", b"\x00 not HTTP", b"GET /health HTTP/1.1\r\nA: " + b"a" * 40_000])
-async def test_what_is_too_much_ends_the_connection_after_the_replies(rest: bytes) -> None:
-    """More requests than may wait, or something that cannot be read: each whole request before has its reply first."""
+async def test_excess_requests_end_the_connection_after_the_replies(rest: bytes) -> None:
+    """Too many waiting requests or an unreadable one: each whole request before gets its reply first."""
     async with World().served() as address:
         count = 3 if rest else 40
         answer = await address.raw(HEALTH * count + rest)
@@ -100,7 +100,7 @@ async def test_what_is_too_much_ends_the_connection_after_the_replies(rest: byte
     ],
 )
 async def test_odd_requests_have_one_answer_of_a_known_kind(request_: bytes, status: int) -> None:
-    """A problem document and the end of the connection: nothing after it could be read as another request."""
+    """A problem document is sent and the connection closed: no later bytes can be read as another request."""
     async with World().served() as address:
         answer = await address.raw(request_)
         assert statuses(answer) == [status]
@@ -111,8 +111,8 @@ async def test_odd_requests_have_one_answer_of_a_known_kind(request_: bytes, sta
         assert statuses(await address.raw(HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))) == [200]
 
 
-async def test_line_ends_do_not_keep_an_idle_connection() -> None:
-    """Nor do the bytes of a body that nobody reads: only the next request does."""
+async def test_line_ends_do_not_keep_an_idle_connection_open() -> None:
+    """The bytes of an unread body do not, either: only the next request does."""
     limits = ConnectionLimits(head_seconds=0.5, keep_alive_seconds=1)
     unread = b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
     async with World().served(limits) as address:
@@ -127,8 +127,8 @@ async def test_line_ends_do_not_keep_an_idle_connection() -> None:
             writer.close()
 
 
-async def test_a_response_must_be_taken_in_time() -> None:
-    """Also one that is no stream."""
+async def test_a_response_must_be_read_in_time() -> None:
+    """This includes responses that are not streams."""
     world = World()
     world.catalog.problems = [
         type("Large", (), {"file": "x" * 8_000_000, "line": None, "column": None, "message": ""})()
@@ -142,8 +142,8 @@ async def test_a_response_must_be_taken_in_time() -> None:
         writer.close()
 
 
-async def test_a_crowd_of_strangers_leaves_room_for_a_new_client() -> None:
-    """The one that was silent longest is closed; who has shown a token is not."""
+async def test_unauthenticated_clients_leave_capacity_for_a_new_client() -> None:
+    """The connection silent longest is closed; one that has presented a token is not."""
     async with with_tokens().served(BOUNDS) as address, contextlib.AsyncExitStack() as stack:
         viewer = await stack.enter_async_context(connected(address, WITH_TOKEN))
         deliverer = await stack.enter_async_context(connected(address, HALF_A_BODY))
@@ -153,8 +153,8 @@ async def test_a_crowd_of_strangers_leaves_room_for_a_new_client() -> None:
         assert not any([await is_closed(reader) for reader in (*crowd[8:], viewer, deliverer)])
 
 
-async def test_a_crowd_of_requests_in_work_is_told_to_come_back() -> None:
-    """Where nobody can give way: 503 with Retry-After as a problem, and room again once somebody has left."""
+async def test_excess_concurrent_requests_get_503_with_retry_after() -> None:
+    """No connection can be closed to make room. Requests are accepted again once a client has left."""
     async with with_tokens().served(BOUNDS) as address:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(4):
@@ -169,8 +169,8 @@ async def test_a_crowd_of_requests_in_work_is_told_to_come_back() -> None:
             assert (await client.get(f"{address.url}/health")).status_code == 200
 
 
-async def test_a_listener_that_leaves_is_noticed_behind_a_request_that_waits() -> None:
-    """Its place among the event streams is free again."""
+async def test_a_disconnected_listener_is_noticed_behind_a_waiting_request() -> None:
+    """Its place among the event streams becomes free again."""
     world = World(limits=ServerLimits(streams=1, heartbeat_seconds=0.1))
     async with world.served() as address:
         for _ in range(5):

@@ -81,8 +81,8 @@ def seen(request: pytest.FixtureRequest, browser: Browser, lab: Lab) -> Iterator
 
 
 @pytest.mark.parametrize("seen", ["op", "look"], indirect=True)
-def test_every_page_is_shown_to_viewer_and_operator_and_no_text_takes_it_over(seen: Watched, lab: Lab) -> None:
-    """Labels, annotations and what agents say hold scripts; none of them runs."""
+def test_viewer_and_operator_see_every_page_and_no_text_hijacks_it(seen: Watched, lab: Lab) -> None:
+    """Labels, annotations and agents' texts contain scripts; none of them runs."""
     run = lab.fire(note="<script>document.title='taken'</script>")
     for path in (*PAGES, *MORE, f"/runs/{run}"):
         answer = seen.page.goto(lab.url + path)
@@ -94,8 +94,8 @@ def test_every_page_is_shown_to_viewer_and_operator_and_no_text_takes_it_over(se
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nobody_is_kept_from_reading_a_page(browser: Browser, lab: Lab, scheme: Any) -> None:
-    """axe finds nothing to mend, in either theme."""
+def test_every_page_is_accessible(browser: Browser, lab: Lab, scheme: Any) -> None:
+    """axe finds no violations, in either theme."""
     run = lab.fire(node="node-2")
     watched = Watched(browser, lab, "op", color_scheme=scheme)
     try:
@@ -110,8 +110,8 @@ def test_nobody_is_kept_from_reading_a_page(browser: Browser, lab: Lab, scheme: 
         watched.context.close()
 
 
-def test_a_new_run_is_told_of_at_once_and_moves_no_row(seen: Watched, lab: Lab) -> None:
-    """It waits under a bar until a person takes it in."""
+def test_a_new_run_is_announced_at_once_and_moves_no_row(seen: Watched, lab: Lab) -> None:
+    """It waits under a bar until a user reveals it."""
     lab.fire(node="node-3")
     seen.page.goto(f"{lab.url}/runs")
     expect(seen.page.locator(".live-word")).to_have_text("live")
@@ -130,7 +130,7 @@ def test_a_new_run_is_told_of_at_once_and_moves_no_row(seen: Watched, lab: Lab) 
 
 
 def test_a_run_is_cancelled_by_keyboard_with_a_note(seen: Watched, lab: Lab) -> None:
-    """A key asks, Enter confirms; who did it is recorded."""
+    """A key opens the dialog and Enter confirms; the actor is recorded."""
     run = lab.fire(node="node-5")
     seen.page.goto(f"{lab.url}/runs/{run}")
     seen.page.keyboard.press("c")
@@ -143,7 +143,7 @@ def test_a_run_is_cancelled_by_keyboard_with_a_note(seen: Watched, lab: Lab) -> 
 
 
 def test_a_question_is_answered_by_keyboard(seen: Watched, lab: Lab) -> None:
-    """From the first page: choose the row, say yes, write why."""
+    """On the first page the user selects the row, approves and enters a note."""
     run = lab.ask(node="node-7")
     seen.page.goto(lab.url)
     expect(seen.page.locator(f"#ask-{run}")).to_be_visible()
@@ -157,7 +157,7 @@ def test_a_question_is_answered_by_keyboard(seen: Watched, lab: Lab) -> None:
 
 
 def test_the_page_of_questions_is_live_and_answers_by_keyboard(seen: Watched, lab: Lab) -> None:
-    """With several: a question that is gone is gone from it, and the chosen one is answered."""
+    """With several questions, an answered one disappears, and the selected one is answered."""
     run, other = lab.ask(node="node-9"), lab.ask(node="node-10")
     seen.page.goto(f"{lab.url}/approvals")
     expect(seen.page.locator(".live-word")).to_have_text("live")
@@ -173,8 +173,8 @@ def test_the_page_of_questions_is_live_and_answers_by_keyboard(seen: Watched, la
     assert [order.kind for order in lab.world.history.records[run].orders] == ["reject"]
 
 
-def test_a_phone_shows_every_page_whole_and_answers_a_question(browser: Browser, lab: Lab) -> None:
-    """Nothing is to be scrolled sideways but the texts of playbooks and the reference of the API."""
+def test_a_phone_shows_every_page_in_full_and_answers_a_question(browser: Browser, lab: Lab) -> None:
+    """Only the texts of playbooks and the API reference scroll sideways."""
     run = lab.ask(node="node-of-a-rack-with-a-long-name-12")
     viewport: Any = {"width": 390, "height": 844}
     watched = Watched(browser, lab, "op", viewport=viewport, has_touch=True)
@@ -204,7 +204,7 @@ def test_a_phone_shows_every_page_whole_and_answers_a_question(browser: Browser,
 
 
 def test_several_questions_are_answered_at_once_by_keyboard(seen: Watched, lab: Lab) -> None:
-    """Chosen with a key, with one note for all; the others stay as they are."""
+    """They are selected with a key and share one note; the other questions stay unchanged."""
     for record in [*lab.world.history.records.values()]:
         if record.run.status is Status.AWAITING_APPROVAL:
             del lab.world.history.records[record.run.id]
@@ -225,8 +225,8 @@ def test_several_questions_are_answered_at_once_by_keyboard(seen: Watched, lab: 
     assert sorted([order.note for order in of_run] for of_run in orders) == [[], ["both are safe"], ["both are safe"]]
 
 
-def test_a_playbook_is_run_by_hand_and_tested_by_keyboard(seen: Watched, lab: Lab) -> None:
-    """What would happen is shown first, in place; the run that is then started is what the browser shows."""
+def test_a_playbook_is_tested_and_started_manually_by_keyboard(seen: Watched, lab: Lab) -> None:
+    """The expected actions are shown in place first; the browser then shows the started run."""
     page = seen.page
     page.goto(f"{lab.url}/playbooks/cool")
     page.get_by_label("Target").focus()
@@ -254,8 +254,8 @@ def test_a_playbook_is_run_by_hand_and_tested_by_keyboard(seen: Watched, lab: La
     assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
 
 
-def test_a_page_goes_on_after_an_answer_that_ends_a_stream(browser: Browser, lab: Lab) -> None:
-    """A proxy's 502 while the server is started again; browsers ask no second time by themselves."""
+def test_a_page_recovers_from_an_answer_that_ends_a_stream(browser: Browser, lab: Lab) -> None:
+    """A proxy sends 502 while the server restarts; browsers do not retry after that."""
     watched = Watched(browser, lab, "op")
     try:
         watched.page.route("**/console/live*", lambda route: route.fulfill(status=502))
@@ -281,7 +281,7 @@ def test_a_page_that_hears_nothing_is_not_live(seen: Watched, lab: Lab) -> None:
     expect(seen.page.locator(".live-word")).to_have_text("live", timeout=15_000)
 
 
-def test_a_page_made_in_an_outage_is_loaded_again_once_that_is_over(browser: Browser, lab: Lab) -> None:
+def test_a_page_made_in_an_outage_is_reloaded_after_the_outage(browser: Browser, lab: Lab) -> None:
     # Not before, although events can be read: it would load again and again.
     watched = Watched(browser, lab, "op")
     loads: list[str] = []
@@ -304,8 +304,8 @@ def test_a_page_made_in_an_outage_is_loaded_again_once_that_is_over(browser: Bro
         watched.context.close()
 
 
-def test_a_session_that_ends_is_over_on_pages_that_are_open(browser: Browser, lab: Lab) -> None:
-    """They ask for a token again, at the next thing that they would have been told."""
+def test_an_expired_session_ends_on_open_pages_too(browser: Browser, lab: Lab) -> None:
+    """They ask for a token again at the next update."""
     watched = Watched(browser, lab, "look")
     try:
         expect(watched.page.locator(".live-word")).to_have_text("live")
@@ -317,8 +317,8 @@ def test_a_session_that_ends_is_over_on_pages_that_are_open(browser: Browser, la
         watched.context.close()
 
 
-def test_a_tab_that_nobody_looks_at_leaves_its_connection_to_others(seen: Watched, lab: Lab) -> None:
-    """Of the six that a browser has to a server; and it catches up when somebody does."""
+def test_a_hidden_tab_releases_its_connection(seen: Watched, lab: Lab) -> None:
+    """A browser has six per server. The tab catches up when it is visible again."""
     seen.page.goto(lab.url)
     expect(seen.page.locator(".live-word")).to_have_text("live")
     hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
@@ -331,8 +331,8 @@ def test_a_tab_that_nobody_looks_at_leaves_its_connection_to_others(seen: Watche
     expect(seen.page.locator(f"#ask-{run}")).to_be_visible()
 
 
-def test_what_stops_repairs_is_asked_first(seen: Watched, lab: Lab) -> None:
-    """Also on Settings: one click with nothing named would pause everything."""
+def test_stopping_repairs_requires_confirmation(seen: Watched, lab: Lab) -> None:
+    """This includes Settings, where one click with nothing named would pause everything."""
     seen.page.goto(f"{lab.url}/settings")
     seen.page.fill("form[action='/console/pause'] input[name=node]", "node-9")
     seen.page.fill("form[action='/console/pause'] input[name=note]", "new fans")
@@ -344,8 +344,8 @@ def test_what_stops_repairs_is_asked_first(seen: Watched, lab: Lab) -> None:
     assert (pause.scope.node, pause.note) == ("node-9", "new fans")
 
 
-def test_keys_lead_from_page_to_page(seen: Watched, lab: Lab) -> None:
-    """And the palette finds a playbook by a part of its name."""
+def test_keys_navigate_between_pages(seen: Watched, lab: Lab) -> None:
+    """The palette finds a playbook by a part of its name."""
     page = seen.page
     page.keyboard.press("g")
     page.keyboard.press("r")
@@ -360,8 +360,8 @@ def test_keys_lead_from_page_to_page(seen: Watched, lab: Lab) -> None:
     expect(page).to_have_url(f"{lab.url}/playbooks/cool")
 
 
-def test_without_script_pages_say_the_same(browser: Browser, lab: Lab) -> None:
-    """All but what is live."""
+def test_pages_show_the_same_without_script(browser: Browser, lab: Lab) -> None:
+    """Only the live parts are missing."""
     run = lab.fire(node="node-6")
     context = browser.new_context(java_script_enabled=False)
     try:
@@ -379,7 +379,7 @@ def test_without_script_pages_say_the_same(browser: Browser, lab: Lab) -> None:
 
 @pytest.mark.parametrize("width", [768, 1024, 1280])
 def test_the_pages_of_a_job_fit_every_width(browser: Browser, lab: Lab, width: int) -> None:
-    """Lines wrap, and nothing is to be scrolled sideways."""
+    """Lines wrap, and nothing scrolls sideways."""
     watched = Watched(browser, lab, "look", viewport={"width": width, "height": 900})
     try:
         for path in OF_A_JOB:
@@ -394,7 +394,7 @@ def test_the_pages_of_a_job_fit_every_width(browser: Browser, lab: Lab, width: i
 
 
 def test_a_log_is_searched_filtered_and_paged_by_keyboard(seen: Watched, lab: Lab) -> None:
-    """Older lines join those that are there; each view has an address."""
+    """Older lines are added to those shown; each view has an address."""
     page = seen.page
     page.goto(f"{lab.url}/jobs/{JOB}")
     page.get_by_role("link", name="Log", exact=True).click()
@@ -426,8 +426,8 @@ def test_a_log_is_searched_filtered_and_paged_by_keyboard(seen: Watched, lab: La
     expect(page.locator("#moment")).to_contain_text(OOM)
 
 
-def test_a_log_is_followed_paused_and_left_to_others(seen: Watched, lab: Lab) -> None:
-    """New lines stand above the others, without script in them; a tab that nobody looks at follows nothing."""
+def test_a_log_is_followed_paused_and_released(seen: Watched, lab: Lab) -> None:
+    """New lines appear above the others, without script in them; a hidden tab does not follow."""
     page = seen.page
     page.goto(f"{lab.url}/jobs/{JOB}/logs?text=live")
     page.get_by_role("button", name="Follow").click()
@@ -458,8 +458,8 @@ def test_a_log_is_followed_paused_and_left_to_others(seen: Watched, lab: Lab) ->
     assert "taken" not in page.title()
 
 
-def test_no_more_pages_follow_logs_than_are_allowed(seen: Watched, lab: Lab) -> None:
-    """The next is told so, and is let in when another has gone."""
+def test_the_number_of_pages_following_logs_is_limited(seen: Watched, lab: Lab) -> None:
+    """The next page is refused with a message, and is admitted when another one has closed."""
     most = lab.world.limits.followed_logs
     lines = [lab.open_stream(f"/console/log?job={JOB}", "look") for _ in range(most)]
     try:
@@ -476,7 +476,7 @@ def test_no_more_pages_follow_logs_than_are_allowed(seen: Watched, lab: Lab) -> 
 
 
 def test_a_log_is_searched_without_script(browser: Browser, lab: Lab) -> None:
-    """All but following: search, times, and older lines."""
+    """Search, times and older lines work; only following does not."""
     context = browser.new_context(java_script_enabled=False)
     try:
         page: Page = context.new_page()

@@ -92,7 +92,7 @@ def page(browser: Browser, lab: Lab, request: pytest.FixtureRequest) -> Iterator
 
 
 def test_every_page_fits_every_width(page: Page, lab: Lab, pages: tuple[str, ...]) -> None:
-    """Nothing is to be scrolled sideways, and from 1280 px the header is one line."""
+    """Nothing scrolls sideways, and from 1280 px the header takes one line."""
     wrong = []
     for path in pages:
         answer = page.goto(lab.url + path)
@@ -108,8 +108,8 @@ def test_every_page_fits_every_width(page: Page, lab: Lab, pages: tuple[str, ...
     assert wrong == []
 
 
-def test_no_number_is_broken_and_the_texts_have_room(page: Page, lab: Lab) -> None:
-    """A number in a table stands in one line; a column of sentences is wide enough for words."""
+def test_numbers_are_not_wrapped_and_text_columns_are_wide_enough(page: Page, lab: Lab) -> None:
+    """A number in a table stays on one line; a column of sentences is wide enough for words."""
     for path in ("/", "/runs", "/approvals", "/alerts", "/jobs"):
         page.goto(lab.url + path)
         for width in (1440, 1280, 1024):
@@ -122,8 +122,8 @@ def test_no_number_is_broken_and_the_texts_have_room(page: Page, lab: Lab) -> No
             assert (path, width, narrow) == (path, width, [])
 
 
-def test_short_words_are_not_broken(page: Page, lab: Lab) -> None:
-    """A mode, a status and the name of an alert that is usual stand in one line on a desk."""
+def test_short_words_are_not_wrapped(page: Page, lab: Lab) -> None:
+    """A mode, a status and a usual alert name stay on one line on a desktop screen."""
     for path in ("/playbooks?whole=1", "/alerts", "/runs", "/nodes/node-1?whole=1"):
         page.goto(lab.url + path)
         for width in (1440, 1280):
@@ -139,15 +139,15 @@ def test_short_words_are_not_broken(page: Page, lab: Lab) -> None:
             assert (path, width, broken) == (path, width, [])
 
 
-def test_a_phone_shows_which_page_it_is(page: Page, lab: Lab) -> None:
-    """The row of pages is scrolled to the present one."""
+def test_a_phone_shows_the_current_page(page: Page, lab: Lab) -> None:
+    """The navigation bar is scrolled to it."""
     page.set_viewport_size({"width": 390, "height": 844})
     for path in ("/", "/jobs", "/nodes", "/audit", "/settings"):
         page.goto(lab.url + path)
         expect(page.locator(".top nav [aria-current]")).to_be_in_viewport(ratio=0.9)
 
 
-def test_nodes_of_other_names_share_a_heading_and_equal_changes_a_link(page: Page, lab: Lab) -> None:
+def test_nodes_with_other_names_share_a_heading_and_equal_changes_a_link(page: Page, lab: Lab) -> None:
     """A rack has more than one node; a job's changes are counted by action."""
     page.goto(f"{lab.url}/nodes")
     headings = page.locator("main h2").all_inner_texts()
@@ -158,8 +158,8 @@ def test_nodes_of_other_names_share_a_heading_and_equal_changes_a_link(page: Pag
     expect(changed).to_have_text(re.compile(r"^job\.scale_lr \d+×\s*$"))
 
 
-def test_a_gpu_is_named_by_its_node_and_index_with_the_uuid_behind_it(page: Page, lab: Lab) -> None:
-    """In every list and title; the UUID is what a pointer and the run's own page show."""
+def test_a_gpu_is_named_by_its_node_and_index_instead_of_its_uuid(page: Page, lab: Lab) -> None:
+    """Lists and titles do so; the UUID appears under the pointer and on the run's own page."""
     uuid = busy_cluster.gpu_uuid("node-2", 3)
     for path in ("/", "/runs", "/approvals"):
         page.goto(lab.url + path)
@@ -175,7 +175,7 @@ def test_a_gpu_is_named_by_its_node_and_index_with_the_uuid_behind_it(page: Page
 
 
 def test_a_question_lists_its_steps_in_words_with_the_buttons_below(page: Page, lab: Lab) -> None:
-    """An alternative stands behind its condition, and does not read as a second act."""
+    """An alternative follows its condition, and does not read as a second action."""
     page.goto(f"{lab.url}/approvals")
     asked = page.locator(".ask").filter(has_text="Cool GPU 3")
     assert asked.locator("ol li").all_inner_texts() == [
@@ -190,8 +190,8 @@ def test_a_question_lists_its_steps_in_words_with_the_buttons_below(page: Page, 
 
 
 @pytest.mark.parametrize("page", ["light", "dark"], indirect=True)
-def test_nobody_is_kept_from_reading_a_page_with_real_names(page: Page, lab: Lab, pages: tuple[str, ...]) -> None:
-    """axe finds nothing to mend."""
+def test_every_page_with_real_names_is_accessible(page: Page, lab: Lab, pages: tuple[str, ...]) -> None:
+    """axe finds no violations."""
     for path in pages:
         if JOB in path or "whole" in path:  # long texts, which other tests show to axe
             continue

@@ -89,8 +89,8 @@ async def forwarder() -> AsyncIterator[Forwarder]:
     made.end()
 
 
-async def test_requests_share_a_connection_and_arrive_as_they_came(forwarder: Forwarder) -> None:
-    """One after the other over one connection; what belongs to a hop, or was vouched for by a proxy, stays."""
+async def test_requests_share_a_connection_and_arrive_unchanged(forwarder: Forwarder) -> None:
+    """They use one connection in turn; hop-by-hop headers and those vouched for by a proxy are not forwarded."""
     async with leading() as leader:
         for _ in range(3):
             client = Client(headers=((b"connection", b"close"), (b"x-forwarded-user", b"ann"), (b"accept", b"*/*")))
@@ -102,8 +102,8 @@ async def test_requests_share_a_connection_and_arrive_as_they_came(forwarder: Fo
     }
 
 
-async def test_a_body_in_chunks_is_handed_on_in_chunks(forwarder: Forwarder) -> None:
-    """Its length is not known before; an empty part, which would end it, is left out."""
+async def test_a_chunked_body_is_forwarded_in_chunks(forwarder: Forwarder) -> None:
+    """Its length is unknown beforehand; an empty chunk, which would end it, is omitted."""
     bodies: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -117,7 +117,7 @@ async def test_a_body_in_chunks_is_handed_on_in_chunks(forwarder: Forwarder) -> 
 
 
 async def test_head_has_a_length_and_no_body(forwarder: Forwarder) -> None:
-    """Nothing is waited for after the head."""
+    """The forwarder waits for nothing after the head."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK)
@@ -126,8 +126,8 @@ async def test_head_has_a_length_and_no_body(forwarder: Forwarder) -> None:
         assert await Client("HEAD").ask(forwarder, leader) == (200, b"")
 
 
-async def test_an_answer_before_the_end_of_the_body_goes_to_the_client(forwarder: Forwarder) -> None:
-    """As 413 does; the rest of the body is not sent, and the connection not used again."""
+async def test_an_answer_before_the_end_of_the_body_reaches_the_client(forwarder: Forwarder) -> None:
+    """An example is 413; the rest of the body is not sent, and the connection is not reused."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n")
@@ -140,8 +140,8 @@ async def test_an_answer_before_the_end_of_the_body_goes_to_the_client(forwarder
         assert leader.connections == 2
 
 
-async def test_a_client_that_leaves_frees_the_connection(forwarder: Forwarder) -> None:
-    """Of a stream, which would never end, and before the answer has begun."""
+async def test_a_client_that_disconnects_frees_the_connection(forwarder: Forwarder) -> None:
+    """It leaves an endless stream, or leaves before the answer starts."""
 
     async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if b"events" in leader.heads[-1]:
@@ -160,8 +160,8 @@ async def test_a_client_that_leaves_frees_the_connection(forwarder: Forwarder) -
             leader.gone.clear()
 
 
-async def test_open_streams_leave_turns_to_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They last for hours, and Alertmanager must not wait for one to end."""
+async def test_open_streams_do_not_block_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams last for hours, and Alertmanager must not wait for one to end."""
     monkeypatch.setattr(forwarding, "_MOST_AT_ONCE", 3)
     monkeypatch.setattr(forwarding, "_MOST_READS", 2)
     monkeypatch.setattr(forwarding, "_TURN_SECONDS", 60)
@@ -189,7 +189,7 @@ async def test_open_streams_leave_turns_to_deliveries(monkeypatch: pytest.Monkey
 
 
 async def test_a_slow_client_slows_the_leader(forwarder: Forwarder) -> None:
-    """No more of an answer is read than may wait for it."""
+    """The forwarder reads no more of an answer than its buffer holds."""
     taken = asyncio.Event()
     most = 0
 
@@ -214,8 +214,8 @@ async def test_a_slow_client_slows_the_leader(forwarder: Forwarder) -> None:
         assert most < 4_000_000
 
 
-async def test_an_answer_that_breaks_off_is_not_taken_for_whole(forwarder: Forwarder) -> None:
-    """Before its head nothing was sent to the client, who can be told; after it, the caller leaves it unfinished."""
+async def test_a_truncated_answer_is_not_treated_as_complete(forwarder: Forwarder) -> None:
+    """Before its head the client gets an error; after it, the caller leaves the answer unfinished."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc" if "begin" in str(leader.heads[-1]) else b"")
@@ -231,8 +231,8 @@ async def test_an_answer_that_breaks_off_is_not_taken_for_whole(forwarder: Forwa
         assert silent.sent == []
 
 
-async def test_what_hangs_at_a_leader_that_was_is_let_go(forwarder: Forwarder) -> None:
-    """`end` has every client asked again, and the forwarder goes on for another leader."""
+async def test_requests_pending_at_a_former_leader_are_released(forwarder: Forwarder) -> None:
+    """`end` makes every client retry, and the forwarder continues with another leader."""
 
     async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         arrived.set()

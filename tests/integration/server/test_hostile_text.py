@@ -56,8 +56,8 @@ def assert_plain(shown: str, breaks: str = "\n", mark: str = MARK) -> None:
 
 @pytest.mark.parametrize("path", ["/history", "/agents", "/jobs", "/events?after=0", "/history/RUN"])
 @pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson", "text/csv"])
-def test_what_the_server_sends_is_plain(address: Address, path: str, accept: str) -> None:
-    """Somebody may look at it with curl."""
+def test_server_output_contains_no_control_characters(address: Address, path: str, accept: str) -> None:
+    """An operator may read it with curl."""
     if path.endswith("RUN"):
         path = f"/history/{httpx.get(f'{address.url}/history').json()['items'][0]['run_id']}"
     received = ""
@@ -81,8 +81,8 @@ def test_what_the_server_sends_is_plain(address: Address, path: str, accept: str
         ["history", "show", "RUN", "--output", "text"],
     ],
 )
-def test_what_a_command_prints_is_plain(address: Address, command: list[str]) -> None:
-    """Text is shown with the characters' numbers, and JSON stays the same data."""
+def test_command_output_contains_no_control_characters(address: Address, command: list[str]) -> None:
+    """Text shows the characters' numbers, and JSON keeps the same data."""
     items = httpx.get(f"{address.url}/history").json()["items"]
     run_id = items[0]["run_id"]
     result = CliRunner().invoke(
@@ -96,8 +96,8 @@ def test_what_a_command_prints_is_plain(address: Address, command: list[str]) ->
         assert HOSTILE in _texts(document)
 
 
-def test_an_error_that_quotes_the_server_is_plain() -> None:
-    """Whatever answers at the address."""
+def test_an_error_quoting_the_server_has_no_control_characters() -> None:
+    """Any program may answer at the address."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

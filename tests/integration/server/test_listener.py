@@ -15,7 +15,7 @@ from trainmedic_server.http.listener import serve
 
 
 async def test_a_taken_port_is_a_configuration_error() -> None:
-    """Said with the address, before anything is started."""
+    """The error names the address, before anything is started."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}"):
@@ -23,14 +23,14 @@ async def test_a_taken_port_is_a_configuration_error() -> None:
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1", "a..b", "x" * 64])
-async def test_an_address_that_is_not_ours_is_a_configuration_error(host: str) -> None:
-    """Not a traceback."""
+async def test_an_address_of_another_host_is_a_configuration_error(host: str) -> None:
+    """It is not a traceback."""
     with pytest.raises(ConfigurationError, match="cannot listen"):
         await serve(World().app, host, 0, asyncio.Event())
 
 
-async def test_a_stop_lets_requests_in_work_finish() -> None:
-    """A delivery that was taken is answered before the server goes."""
+async def test_a_stop_lets_active_requests_finish() -> None:
+    """An accepted delivery is answered before the server ends."""
     world = World()
     deciding = asyncio.Event()
     real = world.engine.admit
@@ -48,7 +48,7 @@ async def test_a_stop_lets_requests_in_work_finish() -> None:
         assert (await posting).status_code == 200
 
 
-async def test_the_server_does_not_say_what_it_is_made_of() -> None:
-    """No Server header."""
+async def test_the_server_does_not_reveal_its_software() -> None:
+    """It sends no Server header."""
     async with World().served() as address, httpx.AsyncClient() as client:
         assert "server" not in (await client.get(f"{address.url}/health")).headers

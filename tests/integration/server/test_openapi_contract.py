@@ -70,5 +70,5 @@ schema.config.phases.coverage.enabled = parts.selected is not parts.Part.QUICK
     suppress_health_check=list(HealthCheck),
 )
 def test_every_answer_is_declared(case: schemathesis.Case, address: Address) -> None:
-    """Status, media type, headers and body are as the document says, for good requests and for bad."""
+    """Status, media type, headers and body match the document, for valid and invalid requests."""
     case.call_and_validate(base_url=address.url, checks=CHECKS)

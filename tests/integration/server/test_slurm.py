@@ -73,12 +73,12 @@ def _cleared(cluster: SlurmCluster) -> Iterator[None]:
 
 
 def test_a_node_is_drained_while_its_alert_fires(server: str, cluster: SlurmCluster) -> None:
-    """Through slurmrestd."""
+    """The drain goes through slurmrestd."""
     drain_while_an_alert_fires(server, cluster, "n2")
 
 
 def test_a_job_is_requeued_once(server: str, cluster: SlurmCluster) -> None:
-    """The target names it by its Slurm id."""
+    """The target contains the job's Slurm ID."""
     job = cluster.submit("while :; do sleep 0.2; done", "--requeue")
     eventually(lambda: cluster.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", 120, "the job runs")
     fire(server, "SlurmJobHangs", slurm_job_id=job)
@@ -89,8 +89,8 @@ def test_a_job_is_requeued_once(server: str, cluster: SlurmCluster) -> None:
     assert "Restarts=1" in cluster.run("scontrol", "show", "job", job)
 
 
-def test_a_target_that_is_no_slurm_job_fails_and_says_how_to_name_one(server: str) -> None:
-    """Nothing reaches Slurm."""
+def test_a_target_that_is_not_a_slurm_job_fails_and_explains_the_naming(server: str) -> None:
+    """No request reaches Slurm."""
     fire(server, "SlurmJobHangs", slurm_job_id="all")
     run = until_closed(server, "job:slurm:all")
     assert run["status"] == "failed", run
@@ -110,7 +110,7 @@ def would_be_limited(url: str) -> bool:
 
 
 def test_a_node_is_kept_while_others_are_out(server: str, cluster: SlurmCluster) -> None:
-    """A person's drain and a reservation count. 60 % of three nodes are two."""
+    """An operator's drain and a reservation count. 60 % of three nodes are two."""
 
     def decision_is(wanted: str) -> bool:
         return decision_on(server, "NodeWorn", node="n1")[0] == wanted
@@ -132,7 +132,7 @@ def test_a_node_is_kept_while_others_are_out(server: str, cluster: SlurmCluster)
     assert run["status"] == "succeeded", run
 
 
-def test_no_node_is_taken_out_of_service_while_slurm_is_silent(server: str, cluster: SlurmCluster) -> None:
+def test_no_node_is_taken_out_of_service_while_slurm_is_unavailable(server: str, cluster: SlurmCluster) -> None:
     """The last reading would allow it. Once Slurm answers, the run starts."""
     frozen = cluster.programs["slurmrestd"].process
     frozen.send_signal(signal.SIGSTOP)
@@ -161,9 +161,7 @@ def test_no_node_is_taken_out_of_service_while_slurm_is_silent(server: str, clus
     }
 
 
-def test_a_gpus_index_leads_to_its_job_and_a_host_name_to_no_node_of_several(
-    server: str, cluster: SlurmCluster
-) -> None:
+def test_a_gpu_index_finds_its_job_and_a_shared_host_name_finds_no_node(server: str, cluster: SlurmCluster) -> None:
     """All nodes of this cluster have one host name and address."""
     job = cluster.submit("sleep 600", "--gres=gpu:1", "-w", "n2")
     eventually(
@@ -179,7 +177,7 @@ def test_a_gpus_index_leads_to_its_job_and_a_host_name_to_no_node_of_several(
 
 
 def test_the_rules_read_metrics_that_slurmctld_has(cluster: SlurmCluster) -> None:
-    """Each name, with the label of the partition, and what a drain does to it."""
+    """Each name exists, with the partition label, and shows the effect of a drain."""
     rules = (ROOT / "monitoring" / "rules" / "slurm.yaml").read_text()
     names = set(re.findall(r"slurm_partition_\w+", rules))
 

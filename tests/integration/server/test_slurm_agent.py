@@ -44,15 +44,13 @@ def server(login: SlurmLogin, tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_node_is_drained_while_its_alert_fires(server: str, cluster: SlurmCluster, login: SlurmLogin) -> None:
-    """The agent's policy names the drain alone, which brings its end with it."""
+    """The agent's policy names only the drain, which includes ending it."""
     drain_while_an_alert_fires(server, cluster, "n2")
     assert login.changes("scontrol update nodename=n2 state=") == 2
 
 
-def test_an_agent_that_is_killed_after_the_act_drains_once(
-    server: str, cluster: SlurmCluster, login: SlurmLogin
-) -> None:
-    """Its answer is lost. The next one does not run the command again, and the server finds the drain."""
+def test_an_agent_killed_after_the_action_drains_once(server: str, cluster: SlurmCluster, login: SlurmLogin) -> None:
+    """Its answer is lost. Its successor does not repeat the command, and the server finds the drain."""
     login.held.touch()
     fired = fire(server, "GPUFellOffBus", node="n1")
     eventually(lambda: "DRAIN" in state_of(cluster, "n1"), 120, "Slurm has the drain")

@@ -118,7 +118,7 @@ def after(cluster: SlurmCluster, way: str) -> str:
 
 
 def test_after_a_takeover_a_lost_drain_is_only_recorded(servers: Servers) -> None:
-    """Slurm does not show whether a person has ended it."""
+    """Slurm does not show whether an operator has ended it."""
     cluster = servers.cluster
     with cluster.unsaved("node_state"):
         fired = servers.fire("GPULost", rest="0", agent="0")
@@ -136,8 +136,8 @@ def test_after_a_takeover_a_lost_drain_is_only_recorded(servers: Servers) -> Non
     servers.resolve(fired)
 
 
-def test_a_repair_goes_on_with_the_standby(servers: Servers) -> None:
-    """Drained before, requeued or held after; the undo finds the returned first controller."""
+def test_a_repair_continues_with_the_standby(servers: Servers) -> None:
+    """The drain comes before, the requeue or hold after; the undo finds the returned first controller."""
     cluster, jobs = servers.cluster, {}
     for way, node in NODES.items():
         jobs[way] = cluster.submit("while :; do sleep 0.2; done", "--requeue", "-w", node)
@@ -168,8 +168,8 @@ def test_a_repair_goes_on_with_the_standby(servers: Servers) -> None:
     cluster.clear()
 
 
-def test_a_person_who_ends_a_drain_in_an_outage_of_the_way_to_slurm_is_not_overridden(servers: Servers) -> None:
-    """The end is recorded, once Slurm answers again."""
+def test_a_drain_ended_manually_while_slurm_is_unreachable_is_not_overridden(servers: Servers) -> None:
+    """The end is recorded once Slurm answers again."""
     cluster = servers.cluster
     servers.shown("node", NODES["rest"])
     time.sleep(6)  # since a takeover by an earlier test, which could have lost the drain

@@ -20,7 +20,7 @@ CASES = [
 def test_a_training_moves_off_a_broken_node_which_returns_after_a_check(
     lever: str, release: str, tmp_path: Path
 ) -> None:
-    """It goes on from its last checkpoint; the node stays drained until its health is checked."""
+    """The training resumes from its last checkpoint; the node stays drained until its health is checked."""
     repair = repaired(LEVERS[lever], release, tmp_path)
     assert repair.first_good["step"] > repair.saved_step > 0
     assert repair.out_until_checked

@@ -42,8 +42,8 @@ async def seqs(lines: AsyncIterator[str], count: int) -> list[int]:
     raise AssertionError(f"the stream ended after {received}")
 
 
-async def test_a_client_that_reconnects_misses_nothing_and_gets_nothing_twice() -> None:
-    """By `Last-Event-ID`, which goes before `after`, while events keep coming."""
+async def test_a_reconnecting_client_misses_nothing_and_gets_nothing_twice() -> None:
+    """`Last-Event-ID` takes precedence over `after`, while events keep coming."""
     world = World(limits=ServerLimits(poll_seconds=0.01))
 
     async def happen() -> None:
@@ -62,8 +62,8 @@ async def test_a_client_that_reconnects_misses_nothing_and_gets_nothing_twice() 
     assert received == list(range(1, 151))
 
 
-async def test_without_a_place_only_new_events_come() -> None:
-    """What happened before is in the history."""
+async def test_without_a_position_only_new_events_are_sent() -> None:
+    """Earlier events are in the history."""
     world = World(limits=ServerLimits(poll_seconds=0.01))
     world.history.append("old")
     async with world.served() as address, listening(address) as lines:
@@ -73,8 +73,8 @@ async def test_without_a_place_only_new_events_come() -> None:
         assert await seqs(lines, 1) == [2]
 
 
-async def test_a_stream_can_be_of_one_run() -> None:
-    """Other runs' events are left out."""
+async def test_a_stream_can_be_limited_to_one_run() -> None:
+    """Events of other runs are left out."""
     world = World()
     for run_id in ("a", "b", None, "a"):
         world.history.append("tick", run_id)
@@ -83,7 +83,7 @@ async def test_a_stream_can_be_of_one_run() -> None:
 
 
 async def test_a_quiet_stream_has_heartbeats() -> None:
-    """So that proxies keep it open and a dead one is noticed."""
+    """Proxies keep the stream open, and a dead one is noticed."""
     world = World(limits=ServerLimits(heartbeat_seconds=0.05))
     async with world.served() as address, listening(address) as lines:
         comments = 0
@@ -95,7 +95,7 @@ async def test_a_quiet_stream_has_heartbeats() -> None:
 
 
 async def test_a_stop_of_the_server_does_not_wait_for_streams() -> None:
-    """They end, properly, and the client comes back with the last id."""
+    """The streams end in order, and the client reconnects with the last ID."""
     world = World()
     loop = asyncio.get_running_loop()
     server = contextlib.AsyncExitStack()
@@ -109,8 +109,8 @@ async def test_a_stop_of_the_server_does_not_wait_for_streams() -> None:
     assert loop.time() - began < 3
 
 
-async def test_no_poller_is_left_when_clients_go() -> None:
-    """Also when they vanish without a word."""
+async def test_no_poller_remains_when_clients_disconnect() -> None:
+    """This includes clients that vanish without closing."""
     world = World(limits=ServerLimits(poll_seconds=0.01))
     async with world.served() as address:
         async with listening(address) as lines:
@@ -143,8 +143,8 @@ class Endless:
 
 
 @pytest.mark.parametrize("accept", ["application/x-ndjson", "text/csv"])
-async def test_an_export_stops_when_the_client_goes(accept: str) -> None:
-    """The query ends too, and until then memory is bounded: what is not read is not produced."""
+async def test_an_export_stops_when_the_client_disconnects(accept: str) -> None:
+    """The query ends too. Until then memory is bounded: unread data is not produced."""
     world = World()
     async with world.served() as address, httpx.AsyncClient(base_url=address.url, timeout=60) as client:
         await client.post("/webhook", json=payload())
@@ -161,7 +161,7 @@ async def test_an_export_stops_when_the_client_goes(accept: str) -> None:
 
 
 async def test_a_client_that_does_not_read_is_disconnected() -> None:
-    """An export or a stream is not held open for one who has gone to sleep, nor is its connection."""
+    """Neither an export or stream nor its connection stays open for a client that has stopped reading."""
     world = World(limits=ServerLimits(stall_seconds=0.3))
     unflushed = ConnectionLimits(flush_seconds=0.2)
     async with world.served(unflushed) as address, httpx.AsyncClient(base_url=address.url, timeout=60) as client:
@@ -178,7 +178,7 @@ async def test_a_client_that_does_not_read_is_disconnected() -> None:
 
 
 async def test_a_stream_that_fails_midway_is_cut_off_not_ended() -> None:
-    """A client can tell a part from the whole."""
+    """The client can distinguish a part from the whole."""
     world = World()
     async with world.served() as address, httpx.AsyncClient(base_url=address.url, timeout=60) as client:
         await client.post("/webhook", json=payload())

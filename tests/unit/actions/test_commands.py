@@ -123,8 +123,8 @@ def presence(name: str, ranks: Sequence[int] | None = None) -> list[Presence]:
     return [Presence(name, NOW, {} if ranks is None else {"ranks": list(ranks)})]
 
 
-async def test_the_command_says_all_that_a_receiver_needs(bus: ScriptedBus) -> None:
-    """Id, action, target, parameters, run, reason and times are those of the call."""
+async def test_the_command_contains_all_that_a_receiver_needs(bus: ScriptedBus) -> None:
+    """ID, action, target, parameters, run, reason and times are those of the call."""
     bus.answers = replies("applied")
     await perform(bus, jobs.JobScaleLr, {"factor": 0.5}, undo_of="c0")
     (sent,) = bus.sent
@@ -142,8 +142,8 @@ async def test_the_command_says_all_that_a_receiver_needs(bus: ScriptedBus) -> N
     )
 
 
-async def test_a_slurm_job_takes_commands_under_its_own_name(bus: ScriptedBus) -> None:
-    """If it reports its Slurm id. Of several in one allocation, none is chosen."""
+async def test_a_slurm_job_receives_commands_under_its_own_name(bus: ScriptedBus) -> None:
+    """It must report its Slurm ID. Of several in one allocation, none is chosen."""
     ids = {"llm-1": "4711", "llm-2": "4712", "llm-3": "4712", "llm-4": None}
     bus.present = [Presence(name, NOW, {"slurm": {"job_id": slurm_id}}) for name, slurm_id in ids.items()]
     bus.answers = replies("applied")
@@ -154,7 +154,7 @@ async def test_a_slurm_job_takes_commands_under_its_own_name(bus: ScriptedBus) -
 
 
 async def test_a_command_waits_for_a_slurm_job_that_has_not_connected(bus: ScriptedBus) -> None:
-    """Until its deadline; then it is certain that nothing was sent."""
+    """It waits until its deadline; then it is certain that nothing was sent."""
     target = Target(TargetKind.JOB, job="slurm:4713")
     with pytest.raises(TemporaryFailure, match="no connected job reports that it is slurm:4713"):
         await perform(bus, jobs.JobCheckpoint, target=target)
@@ -172,7 +172,7 @@ async def test_a_command_waits_for_a_slurm_job_that_has_not_connected(bus: Scrip
 async def test_a_wait_for_a_slurm_job_states_why_it_ended(
     bus: ScriptedBus, clearance: Clearance, failure: type[ActionFailure], reason: str
 ) -> None:
-    """A cancelled run or a resolved alert, not a time that ran out."""
+    """The reasons are a cancelled run and a resolved alert, not a timeout."""
     target = Target(TargetKind.JOB, job="slurm:4713")
     with pytest.raises(failure, match=f"^{reason}: no connected job reports that it is slurm:4713$"):
         await perform(bus, jobs.JobCheckpoint, target=target, clearance=answers(clearance))
@@ -181,7 +181,7 @@ async def test_a_wait_for_a_slurm_job_states_why_it_ended(
 
 
 async def test_a_wait_for_a_slurm_job_outlasts_a_pause(bus: ScriptedBus) -> None:
-    """While the server is paused nothing is sent, also to a job that connects; afterwards the command goes on."""
+    """A paused server sends nothing, even to a job that connects; afterwards the command continues."""
     target = Target(TargetKind.JOB, job="slurm:4711")
     bus.answers = replies("applied")
 
@@ -204,14 +204,14 @@ async def test_a_wait_for_a_slurm_job_outlasts_a_pause(bus: ScriptedBus) -> None
     assert bus.sent == []
 
 
-async def test_one_rank_that_applied_is_success(bus: ScriptedBus) -> None:
+async def test_one_rank_that_applied_is_a_success(bus: ScriptedBus) -> None:
     """Its output is the step's output."""
     bus.answers = replies("applied", learning_rate=0.1)
     assert await perform(bus, jobs.JobScaleLr, {"factor": 0.5}) == {"ranks": 1, "learning_rate": 0.1}
 
 
-async def test_all_ranks_that_applied_are_success(bus: ScriptedBus) -> None:
-    """The output is the first rank's, with every rank's beside it, in whatever order they came."""
+async def test_all_ranks_that_applied_are_a_success(bus: ScriptedBus) -> None:
+    """The output is the first rank's, with every rank's next to it, in whatever order they came."""
     bus.answers = replies("applied", "applied", step=7)[::-1]
     output = await perform(bus, jobs.JobScaleLr, {"factor": 0.5})
     own = {"step": 7, "status": "applied", "at": envelope.write_time(NOW)}
@@ -219,7 +219,7 @@ async def test_all_ranks_that_applied_are_success(bus: ScriptedBus) -> None:
 
 
 async def test_an_agent_answers_without_ranks(bus: ScriptedBus) -> None:
-    """Its output is taken as it is."""
+    """Its output is used unchanged."""
     bus.answers = (Reply("c1", "n1", "applied", None, {"watts": 400}, NOW),)
     assert await perform(bus, nodes.GpuPowerLimit, {"percent": 80}, GPU) == {"watts": 400}
     assert bus.sent[0].target == {"kind": "gpu", "node": "n1", "gpu": "GPU-5f3a"}
@@ -237,22 +237,22 @@ async def test_an_agent_answers_without_ranks(bus: ScriptedBus) -> None:
 async def test_a_refusal_is_permanent_and_a_failure_temporary(
     bus: ScriptedBus, status: str, failure: type[Exception], said: str
 ) -> None:
-    """The message names the rank, what it did and why."""
+    """The message names the rank, its action and the reason."""
     bus.answers = replies(status, reason="no")
     with pytest.raises(failure, match=said):
         await perform(bus, jobs.JobCheckpoint)
 
 
-async def test_what_only_some_ranks_applied_is_unknown(bus: ScriptedBus) -> None:
-    """Its undo stays owed, and a retry must not apply it again where it was applied."""
+async def test_a_command_applied_by_only_some_ranks_is_unknown(bus: ScriptedBus) -> None:
+    """Its undo stays pending, and a retry must not apply it again on those ranks."""
     bus.answers = replies("applied", "failed", reason="out of memory")
     with pytest.raises(OutcomeUnknown, match=r"rank 0 applied it, but rank 1 of job 'llm-1' failed: out of memory"):
         await perform(bus, jobs.JobScaleLr, {"factor": 0.5})
 
 
 @pytest.mark.parametrize("first", ["applied", "failed"])
-async def test_a_rollback_that_did_happen_is_never_worth_another(bus: ScriptedBus, first: str) -> None:
-    """Its batches were compared and are others: another attempt would go back once more. What every rank has said is
+async def test_a_rollback_that_did_happen_is_not_repeated(bus: ScriptedBus, first: str) -> None:
+    """The batches were compared and differ: a retry would roll back once more. The replies of all ranks are
     certain, also where only some of them saw other batches."""
     amiss = {"reason": "other batches come", "verified": {"batches": {"compared": 16, "agreed": 0}}}
     bus.answers = (Reply("c1", "t", first, 0, amiss, NOW), Reply("c1", "t", "failed", 1, amiss, NOW))
@@ -263,7 +263,7 @@ async def test_a_rollback_that_did_happen_is_never_worth_another(bus: ScriptedBu
 
 
 async def test_a_rollback_that_one_rank_has_not_answered_stays_unknown(bus: ScriptedBus) -> None:
-    """The next attempt asks for the missing answer under the same id, and no rank goes back again."""
+    """A retry asks for the missing answer under the same ID, and no rank rolls back again."""
     bus.answers, bus.present = replies("failed", verified={}), presence("llm-1", [0, 1])
     bus.in_time = False
     with pytest.raises(OutcomeUnknown, match="rank 1 of job 'llm-1' did not answer in time"):
@@ -271,35 +271,35 @@ async def test_a_rollback_that_one_rank_has_not_answered_stays_unknown(bus: Scri
 
 
 async def test_silent_ranks_are_named(bus: ScriptedBus) -> None:
-    """The job said that three ranks answer; two did not."""
+    """The job stated that three ranks answer; two did not."""
     bus.answers, bus.in_time, bus.present = replies("applied"), False, presence("llm-1", [0, 1, 2])
     with pytest.raises(OutcomeUnknown, match=r"ranks 1, 2 of job 'llm-1' did not answer in time"):
         await perform(bus, jobs.JobCheckpoint)
 
 
-async def test_a_rank_that_took_the_command_up_is_told_apart_from_a_silent_one(bus: ScriptedBus) -> None:
+async def test_a_rank_that_accepted_the_command_is_distinguished_from_a_silent_one(bus: ScriptedBus) -> None:
     """It may still finish."""
     bus.answers, bus.in_time, bus.present = replies("accepted"), False, presence("llm-1", [0])
     with pytest.raises(OutcomeUnknown, match=r"rank 0 of .* did not answer in time, but has accepted the command"):
         await perform(bus, jobs.JobCheckpoint)
 
 
-async def test_ranks_of_a_job_that_went_away_may_be_missing(bus: ScriptedBus) -> None:
-    """Some answered, the wait ran out, and nobody is left to say how many there are."""
+async def test_ranks_of_a_disconnected_job_may_be_missing(bus: ScriptedBus) -> None:
+    """Some answered, the wait timed out, and the number of ranks can no longer be determined."""
     bus.answers, bus.in_time = replies("applied"), False
     with pytest.raises(OutcomeUnknown, match=r"not every rank .*; no job named 'llm-1' is connected"):
         await perform(bus, jobs.JobCheckpoint)
 
 
-async def test_replies_that_came_within_the_grace_are_complete(bus: ScriptedBus) -> None:
-    """The bus returned early, so everyone had answered."""
+async def test_replies_within_the_grace_period_are_complete(bus: ScriptedBus) -> None:
+    """The bus returned early, so all ranks had answered."""
     bus.answers = replies("applied")
     bus.clock.time = NOW + timedelta(seconds=60.5)
     assert await perform(bus, jobs.JobCheckpoint) == {"ranks": 1}
 
 
-async def test_nobody_connected_says_so(bus: ScriptedBus) -> None:
-    """The reader of the history learns what is missing, and what to start."""
+async def test_a_missing_receiver_is_reported(bus: ScriptedBus) -> None:
+    """The message says what is missing, and what to start."""
     with pytest.raises(OutcomeUnknown, match=r"^no job named 'llm-1' is connected$"):
         await perform(bus, jobs.JobCheckpoint)
     told = "no agent on node 'n1' is connected: start `trainmedic agent --node n1` there"
@@ -307,21 +307,21 @@ async def test_nobody_connected_says_so(bus: ScriptedBus) -> None:
         await perform(bus, nodes.NodeFacts, target=GPU)
 
 
-async def test_a_name_of_a_node_is_quoted_in_the_command_that_people_are_told(bus: ScriptedBus) -> None:
-    """It is an alert's label: whoever pastes the command must run nothing else."""
+async def test_a_node_name_is_quoted_in_the_command_shown_to_users(bus: ScriptedBus) -> None:
+    """It is an alert's label: a user who pastes the command must run nothing else."""
     hostile = Target(TargetKind.NODE, node="n1; rm -rf ~ #")
     with pytest.raises(OutcomeUnknown, match=r"start `trainmedic agent --node 'n1; rm -rf ~ #'` there$"):
         await perform(bus, nodes.NodeFacts, target=hostile)
 
 
-async def test_a_receiver_that_is_connected_and_silent_is_said_to_be(bus: ScriptedBus) -> None:
-    """Connected or not is a different fault."""
+async def test_a_connected_silent_receiver_is_reported_as_connected(bus: ScriptedBus) -> None:
+    """A receiver that is not connected is a different fault."""
     bus.present = presence("n1")
     with pytest.raises(OutcomeUnknown, match=r"^the agent on node 'n1' did not answer in time$"):
         await perform(bus, nodes.NodeFacts, target=GPU)
 
 
-async def test_silence_while_redis_is_away_says_so(bus: ScriptedBus) -> None:
+async def test_silence_during_a_redis_outage_is_reported_as_such(bus: ScriptedBus) -> None:
     """It is not blamed on the receiver."""
     bus.is_away = True
     with pytest.raises(OutcomeUnknown, match="no one answered, and Redis is unavailable"):
@@ -329,8 +329,8 @@ async def test_silence_while_redis_is_away_says_so(bus: ScriptedBus) -> None:
 
 
 @pytest.mark.parametrize("action", jobs.ACTIONS[:-1], ids=lambda action: action.name)
-def test_what_a_playbook_leaves_out_means_the_same_to_a_job(action: type[Action]) -> None:
-    """Names, defaults and wire forms are written twice, and agree."""
+def test_omitted_parameters_mean_the_same_to_server_and_job(action: type[Action]) -> None:
+    """Names, defaults and wire forms are defined twice, and agree."""
     required = {
         name: {"factor": 0.5}[name] for name, field in action.Params.model_fields.items() if field.is_required()
     }
@@ -340,13 +340,13 @@ def test_what_a_playbook_leaves_out_means_the_same_to_a_job(action: type[Action]
     assert parameters.parse(action.name, sent) == parameters.ACTIONS[action.name](**required)
 
 
-def test_a_factor_beyond_any_float_is_a_mistake_as_others() -> None:
-    """As an int of 400 digits is."""
+def test_a_factor_beyond_any_float_is_a_normal_error() -> None:
+    """An integer of 400 digits is one."""
     with pytest.raises(ValidationError, match="not a far larger number"):
         jobs.ScaleLrParams(factor=10**400)
 
 
-async def test_the_outcome_being_durable_settles_the_replies(bus: ScriptedBus) -> None:
+async def test_a_durable_outcome_settles_the_replies(bus: ScriptedBus) -> None:
     """From then on they need not be delivered again."""
     jobs.JobCheckpoint(Services(clock=bus.clock, bus=bus, http=NoHttp())).outcome_saved("c1")
     assert bus.settled == ["c1"]
@@ -361,24 +361,24 @@ async def test_the_outcome_being_durable_settles_the_replies(bus: ScriptedBus) -
         ({"steps_back": 100}, {"steps_back": 100, "skip_batches": 0}),
     ],
 )
-async def test_a_rollback_goes_back_to_before_the_alert_unless_told_otherwise(
+async def test_a_rollback_targets_the_time_before_the_alert_by_default(
     bus: ScriptedBus, params: dict[str, Any], sent: dict[str, Any]
 ) -> None:
-    """Without a place, the alert's beginning is sent; with one, that place alone."""
+    """Without a target, the alert's start is sent; with one, only that target."""
     bus.answers = replies("applied")
     await perform(bus, jobs.JobRollback, params)
     assert bus.sent[0].params == sent
 
 
-async def test_a_jobs_own_command_goes_out_under_its_own_name(bus: ScriptedBus) -> None:
-    """With its parameters as they are written."""
+async def test_a_custom_job_command_is_sent_under_its_own_name(bus: ScriptedBus) -> None:
+    """Its parameters are unchanged."""
     bus.answers = replies("applied")
     await perform(bus, jobs.JobOwnCommand, {"name": "acme.skip_shard", "with": {"shard": 7, "deep": {"a": [1]}}})
     assert (bus.sent[0].action, bus.sent[0].params) == ("acme.skip_shard", {"shard": 7, "deep": {"a": [1]}})
 
 
 @pytest.mark.parametrize("name", ["node.cordon", "node.frobnicate"])
-def test_a_jobs_own_command_has_no_name_of_actions(name: str) -> None:
+def test_a_custom_job_command_has_no_action_name(name: str) -> None:
     expected = f"{name}: only actions begin with node.; write action: NAME, or give the command another name"
     with pytest.raises(ValidationError, match=re.escape(expected)):
         jobs.JobCommandParams(name=name)
@@ -396,10 +396,10 @@ ROOT_DISK = {"mountpoint": "/", "device": "/dev/sda2", "fstype": "ext4", "alertn
         ([], None),
     ],
 )
-async def test_a_cleaning_says_where_space_is_wanted_as_labels_of_alerts_say_it(
+async def test_a_cleanup_names_the_file_systems_from_the_alert_labels(
     bus: ScriptedBus, named: list[dict[str, str]], sent: list[dict[str, str]] | None
 ) -> None:
-    """Each file system once. Where an alert does not name its own, none is ruled out, and an agent of an earlier
+    """Each appears once. If an alert does not name its own, none is ruled out, and an agent of an earlier
     release is sent what it knows."""
     bus.answers = replies("applied")
     await perform(bus, nodes.DiskClean, {"rules": ["tmp"], "filesystems": named})
@@ -443,7 +443,7 @@ async def test_a_cleaning_says_where_space_is_wanted_as_labels_of_alerts_say_it(
         (nodes.DiskClean, {"rules": ["tmp"], "until_free_percent": 100}),
     ],
 )
-def test_bad_parameters_are_refused_when_a_playbook_is_loaded(kind: type[Any], params: dict[str, Any]) -> None:
+def test_bad_parameters_are_rejected_when_a_playbook_is_loaded(kind: type[Any], params: dict[str, Any]) -> None:
     """They never become a command."""
     with pytest.raises(ValidationError):
         kind.Params.model_validate(params)
@@ -474,10 +474,10 @@ def test_bad_parameters_are_refused_when_a_playbook_is_loaded(kind: type[Any], p
         (nodes.DiskClean, {"rules": ["tmp"]}, {}, None),
     ],
 )
-def test_the_inverse_is_what_takes_it_back(
+def test_the_inverse_undoes_the_command(
     kind: type[Any], params: dict[str, Any], output: dict[str, Any] | None, inverse: tuple[str, dict[str, Any]] | None
 ) -> None:
-    """Known before the act where the parameters tell it, and its own parameters are valid."""
+    """It is known before the command if the parameters determine it, and its own parameters are valid."""
     known = kind.inverse(kind.Params.model_validate(params), output)
     assert (None if known is None else (known.action, dict(known.params))) == inverse
     if known is not None:
@@ -487,23 +487,23 @@ def test_the_inverse_is_what_takes_it_back(
 
 @pytest.mark.parametrize("kind", [jobs.JobScaleLr, jobs.JobScaleBatch, jobs.JobAccumulate])
 @pytest.mark.parametrize("factor", [1e-5, 0.05, 50, 5000])
-def test_what_is_on_record_is_taken_back_whatever_a_playbook_may_ask(kind: type[Any], factor: float) -> None:
-    """A run that an older release began, and the reciprocal of a small factor."""
+def test_recorded_changes_are_undone_whatever_a_playbook_may_request(kind: type[Any], factor: float) -> None:
+    """Examples are a run of an older release, and the reciprocal of a small factor."""
     inverse = kind.inverse(kind.Params.model_validate({"factor": factor}, context=ON_RECORD), None)
     assert kind.Params.model_validate(inverse.params, context=ON_RECORD).factor == 1 / factor
 
 
 @pytest.mark.parametrize("kind", [*jobs.ACTIONS, *nodes.ACTIONS], ids=lambda kind: kind.name)
 def test_every_action_works_on_its_own_kind_of_target(kind: type[Action]) -> None:
-    """Job commands on jobs, node commands on nodes and their GPUs, and some on all those of a job."""
+    """Job commands act on jobs, node commands on nodes and their GPUs, and some on all those of a job."""
     allowed = {TargetKind.JOB} if kind.name.startswith("job.") else {TargetKind.NODE, TargetKind.GPU, TargetKind.JOB}
     assert kind.targets
     assert kind.targets <= allowed
     assert kind.summary
 
 
-async def test_where_no_agent_is_connected_the_attempt_ends_soon_and_says_so(bus: ScriptedBus) -> None:
-    """Nobody waits for the whole timeout to be told that an agent has to be started."""
+async def test_without_a_connected_agent_the_attempt_ends_soon_and_reports_it(bus: ScriptedBus) -> None:
+    """Users do not wait for the whole timeout to learn that an agent must be started."""
     told: list[str] = []
 
     async def tell(what: str) -> None:
@@ -516,8 +516,8 @@ async def test_where_no_agent_is_connected_the_attempt_ends_soon_and_says_so(bus
     assert bus.clock.now() < NOW + timedelta(seconds=60)
 
 
-async def test_a_job_that_is_away_is_waited_for_and_that_is_told(bus: ScriptedBus) -> None:
-    """It may be starting again; until its command expires it can still come for it."""
+async def test_the_wait_for_an_unavailable_job_is_reported(bus: ScriptedBus) -> None:
+    """It may be restarting; until its command expires it can still receive it."""
     told: list[str] = []
 
     async def tell(what: str) -> None:
@@ -530,8 +530,8 @@ async def test_a_job_that_is_away_is_waited_for_and_that_is_told(bus: ScriptedBu
     assert bus.clock.now() > NOW + timedelta(seconds=60)
 
 
-async def test_the_wait_for_a_job_that_never_was_names_the_nearest(bus: ScriptedBus) -> None:
-    """The person who misspelt it need not wait for the end of the attempt."""
+async def test_the_wait_for_an_unknown_job_names_the_nearest(bus: ScriptedBus) -> None:
+    """A user who misspelt it need not wait for the end of the attempt."""
     told: list[str] = []
 
     async def tell(what: str) -> None:
@@ -545,8 +545,8 @@ async def test_the_wait_for_a_job_that_never_was_names_the_nearest(bus: Scripted
     assert told == ["no job named 'llm-1' is connected; did you mean 'llm-12'?", "no job named 'llm-1' is connected"]
 
 
-async def test_no_more_file_systems_are_sent_than_an_agent_takes(bus: ScriptedBus) -> None:
-    """A node may have hundreds of mounts that all fill up with one disk; a refused command would clean nothing."""
+async def test_no_more_file_systems_are_sent_than_an_agent_accepts(bus: ScriptedBus) -> None:
+    """A node may have hundreds of mounts that fill up with one disk; a rejected command would clean nothing."""
     bus.answers = replies("applied")
     named = [{"mountpoint": f"/pods/{number}"} for number in range(140)]
     await perform(bus, nodes.DiskClean, {"rules": ["tmp"], "filesystems": named})
@@ -570,7 +570,7 @@ PAUSE = LeasedEffect("c1", "r1", "hold", JOB, {"max": "30m"}, is_certain=True)
     ],
 )
 async def test_a_pause_is_extended_by_its_id(bus: ScriptedBus, answers: tuple[Reply, ...], outcome: str) -> None:
-    """As long as `max` says, and only where it still lasts."""
+    """It is extended up to `max`, and only if it is still active."""
     bus.answers = answers
     pause = jobs.JobPause(Services(clock=bus.clock, bus=bus, http=NoHttp()))
     [renewal] = await pause.renew([PAUSE], NOW + timedelta(minutes=10))
@@ -579,15 +579,15 @@ async def test_a_pause_is_extended_by_its_id(bus: ScriptedBus, answers: tuple[Re
     assert (sent.target, bus.settled) == ({"kind": "job", "job": JOB.job}, [sent.id])
 
 
-def test_how_long_a_pause_lasts_is_what_the_job_reports() -> None:
+def test_the_job_reports_how_long_a_pause_lasts() -> None:
     """A job that reports nothing is asked often."""
     assert jobs.JobPause.granted({"max_seconds": 1800.0}) == timedelta(minutes=30)
     assert jobs.JobPause.granted({}) == timedelta(minutes=3)
 
 
 @pytest.mark.parametrize("seconds", [1e300, 10**30, float("inf")])
-def test_a_job_that_reports_an_impossible_pause_fails_no_renewal(seconds: float) -> None:
-    """Renewals of all leases are chosen together."""
+def test_an_impossible_pause_reported_by_a_job_fails_no_renewal(seconds: float) -> None:
+    """Renewals of all leases are selected together."""
     assert jobs.JobPause.granted({"max_seconds": seconds}) == jobs.JobPause.lease
 
 
@@ -598,8 +598,8 @@ def test_a_playbook_cannot_extend_a_pause() -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "expired", "rejected"])
-async def test_a_failure_that_may_have_had_an_effect_is_an_unknown_outcome(bus: ScriptedBus, status: str) -> None:
-    """A further attempt with another ID could do it twice. An undo is tried again."""
+async def test_a_failure_with_a_possible_effect_is_an_unknown_outcome(bus: ScriptedBus, status: str) -> None:
+    """A retry with another ID could repeat the effect. An undo is retried."""
     bus.answers = (Reply("c1", "test", status, None, {"reason": "KeyError", "may_be_done": True}, NOW),)
     params = {"watts": 300}
     with pytest.raises(OutcomeUnknown, match="KeyError"):

@@ -31,22 +31,22 @@ def _params(**given):
         ("https://host/" + "a" * 8192, "8192"),
     ],
 )
-def test_a_url_that_could_go_elsewhere_is_refused(url, why):
-    """The reason is told, the URL is not: it may hold a password."""
+def test_a_url_with_a_variable_destination_is_rejected(url, why):
+    """The message gives the reason but not the URL: it may contain a password."""
     with pytest.raises(ValidationError, match=why) as caught:
         _params(url=url)
     assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["Authorization", "cookie", "Host", "Content-Length", "idempotency-key", "a b", ""])
-def test_a_header_that_is_secret_or_not_the_authors_is_refused(name):
-    """Secrets are named, not written; what frames the request is not a playbook's to set."""
+def test_a_header_that_is_secret_or_reserved_is_rejected(name):
+    """Secrets are named, not written; headers that frame the request are not for playbooks to set."""
     with pytest.raises(ValidationError, match="header"):
         _params(headers={name: "x"})
 
 
 def test_a_header_value_holds_one_line():
-    """A value cannot begin another header."""
+    """A value cannot start another header."""
     with pytest.raises(ValidationError, match="control character"):
         _params(headers={"X-Job": "a\r\nX-Admin: 1"})
 
@@ -70,52 +70,52 @@ def test_only_secrets_meant_for_playbooks_can_be_named():
     ],
 )
 def test_expected_statuses_are_numbers_classes_and_ranges(expect, met, not_met):
-    """By default, any success."""
+    """The default is any success."""
     params = _params() if expect is None else _params(expect=expect)
     assert all(params.expects(status) for status in met)
     assert not any(params.expects(status) for status in not_met)
 
 
 @pytest.mark.parametrize("expect", ["ok", "20x", "600", "204-200", [], "200-", 2000])
-def test_what_is_no_status_is_refused(expect):
-    """A slip would make every answer a failure."""
+def test_an_invalid_status_is_rejected(expect):
+    """A typo would make every answer a failure."""
     with pytest.raises(ValidationError):
         _params(expect=expect)
 
 
 def test_a_call_has_one_body():
-    """Neither of two is dropped in silence."""
+    """Neither of two is dropped silently."""
     with pytest.raises(ValidationError, match="json or body"):
         _params(json=[], body="x")
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_body_has_only_numbers_of_json(number):
+def test_a_body_has_only_json_numbers(number):
     """Python would write NaN and Infinity, which no other program reads."""
     with pytest.raises(ValidationError, match="finite number"):
         _params(json={"a": [number]})
 
 
 @pytest.mark.parametrize(("method", "may"), [("GET", True), ("PUT", True), ("POST", False), ("PATCH", False)])
-def test_methods_say_whether_a_call_may_be_repeated(method, may):
-    """As RFC 9110 has it, unless the author knows better."""
+def test_methods_determine_whether_a_call_may_be_repeated(method, may):
+    """RFC 9110 defines it, unless the author decides otherwise."""
     assert _params(method=method).may_repeat is may
     assert _params(method=method, idempotent=not may).may_repeat is not may
 
 
 def test_query_values_are_encoded():
-    """A value stays a value, whatever it holds."""
+    """A value stays a value, whatever it contains."""
     params = _params(url="https://host/p?a=1", query={"q": "x&y=1 #/ü"})
     assert params.full_url == "https://host/p?a=1&q=x%26y%3D1%20%23%2F%C3%BC"
 
 
 def test_parameters_survive_the_store():
-    """What the engine keeps of them and reads back is the same call."""
+    """The engine stores and reads back the same call."""
     params = _params(json={"a": [None, 1.5]}, expect=[204, "4xx"], idempotent=True, query={"q": "x"})
     assert HttpParams.model_validate(params.model_dump(mode="json", by_alias=True, exclude_none=True)) == params
 
 
-def test_http_request_checks_what_the_author_wrote():
+def test_http_request_validates_the_authors_input():
     """It is of the kind that is asked."""
     assert isinstance(HttpRequest, TemplateChecked)
 
@@ -153,8 +153,8 @@ def test_a_template_that_fills_in_values_is_accepted(raw):
         ({"headers": {"{{ labels.x }}": "1"}}, "not a header name"),
     ],
 )
-def test_a_template_that_lets_an_alert_choose_the_way_is_refused(raw, why):
-    """Where a call goes, and which secret it takes along, is the author's to say."""
+def test_a_template_that_lets_an_alert_choose_the_destination_is_rejected(raw, why):
+    """Only the author decides where a call goes and which secret it carries."""
     with pytest.raises(ValueError, match=why):
         HttpRequest.check_template(raw)
 
@@ -178,8 +178,8 @@ SECRET = "TRAINMEDIC_HTTP_A"
         ({"certificate_from_env": "HOME"}, "begins with"),
     ],
 )
-def test_secrets_are_named_by_variables_of_their_own(given, why):
-    """No other variable of the server, no path and no value."""
+def test_secrets_have_their_own_variables(given, why):
+    """No other variable of the server, path or value is accepted."""
     with pytest.raises(ValidationError, match=why):
         _params(**given)
 
@@ -200,5 +200,5 @@ def test_an_alert_cannot_choose_a_secret(given):
 
 
 def test_a_secret_header_may_be_authorization():
-    """Services have schemes of their own, such as ``Authorization: Token …``."""
+    """Services have their own schemes, such as ``Authorization: Token …``."""
     assert _params(headers_from_env={"Authorization": SECRET}).access.headers == {"Authorization": SECRET}

@@ -85,8 +85,8 @@ def load(prometheus: Prometheus | None, clearance: str = "go_on", **params: Any)
     return virtual_time.run(perform())
 
 
-def test_what_prometheus_has_is_told_and_what_it_has_not_is_null() -> None:
-    """The job's name is text, whatever is in it."""
+def test_figures_in_prometheus_are_reported_and_missing_ones_are_null() -> None:
+    """The job's name is text, whatever it contains."""
     prometheus = Prometheus()
     output, seconds = load(prometheus)
     assert output == {
@@ -99,21 +99,21 @@ def test_what_prometheus_has_is_told_and_what_it_has_not_is_null() -> None:
 
 
 def test_of_two_throughputs_the_one_with_a_target_counts() -> None:
-    """Others cannot be compared with it."""
+    """Only that one can be compared with a target."""
     output, _ = load(Prometheus(throughput_samples=90.0, throughput_tokens=9e4, target_tokens=1e5))
     assert (output["throughput"], output["unit"], output["target"]) == (9e4, "tokens/s", 1e5)
 
 
-def test_a_fresh_figure_is_of_training_after_the_step_began() -> None:
-    """A job that starts anew for 7 minutes is waited for until it has trained for 10."""
+def test_a_fresh_figure_is_of_training_after_the_step_started() -> None:
+    """A job that restarts for 7 minutes is waited for until it has trained for 10."""
     _, at_once = load(Prometheus(), fresh=True)
     assert at_once == 600
     _, restarted = load(Prometheus(restarted=60.0, starting=420.0), fresh=True)
     assert 480 + 600 <= restarted <= 480 + 600 + 60
 
 
-def test_a_job_that_does_not_train_again_fails_in_the_end() -> None:
-    """By the deadline, and so does one that nobody wants to wait for any more."""
+def test_a_job_that_does_not_resume_training_finally_fails() -> None:
+    """It fails at the deadline; so does one whose wait is no longer wanted."""
     with pytest.raises(TemporaryFailure, match="has not trained for 10m without a break"):
         load(Prometheus(restarted=60.0, starting=90_000.0), fresh=True)
     with pytest.raises(TemporaryFailure, match="has not trained for 10m without a break"):
@@ -129,15 +129,15 @@ def test_a_job_that_does_not_train_again_fails_in_the_end() -> None:
         (Prometheus(utilization_percent=50.0), 1.0, "the throughput is unknown"),
     ],
 )
-def test_a_throughput_that_is_too_low_or_not_known_fails(prometheus: Prometheus, least: float, why: str) -> None:
-    """For good: another look would see the same."""
+def test_a_too_low_or_unknown_throughput_fails(prometheus: Prometheus, least: float, why: str) -> None:
+    """The failure is permanent: a retry would see the same."""
     load(Prometheus(), least_throughput=90.0)
     with pytest.raises(PermanentFailure, match=why):
         load(prometheus, least_throughput=least)
 
 
-def test_without_a_prometheus_nothing_is_known() -> None:
-    """For good where none is set; for now where it is away."""
+def test_without_prometheus_nothing_is_known() -> None:
+    """The failure is permanent if none is set, and temporary if it is unavailable."""
     with pytest.raises(PermanentFailure, match="no Prometheus is set"):
         load(None)
     away = Prometheus()

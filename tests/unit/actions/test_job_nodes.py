@@ -39,8 +39,8 @@ async def nodes_of(bus: Launchers, **params: Any) -> Mapping[str, Any]:
     return output
 
 
-async def test_the_last_node_by_its_number_can_leave() -> None:
-    """Not that of rank 0, nor one that is to be kept."""
+async def test_the_node_with_the_highest_number_can_leave() -> None:
+    """The node of rank 0 and nodes to be kept cannot leave."""
     bus = Elastic("n10", "n9", "n1")
     found = await nodes_of(bus)
     assert (found["nodes"], found["can_leave"], found["min_nodes"], found["max_nodes"]) == (
@@ -54,15 +54,15 @@ async def test_the_last_node_by_its_number_can_leave() -> None:
 
 
 async def test_a_job_keeps_as_many_nodes_as_it_needs() -> None:
-    """Those that wait do not count."""
+    """Waiting nodes do not count."""
     bus = Elastic("n1", "n2")
     bus.leave("n3", for_load=True)
     found = await nodes_of(bus)
     assert (found["can_leave"], found["why_none_leaves"]) == (None, "the job has 2 nodes and needs 2")
 
 
-async def test_only_a_node_that_was_left_out_for_load_can_return() -> None:
-    """One with a fault waits for its repair; and a job that is full takes none."""
+async def test_only_a_node_excluded_for_load_can_return() -> None:
+    """One with a fault waits for its repair; and a full job accepts none."""
     bus = Elastic("n1", "n2")
     bus.leave("n3", for_load=False)
     assert (await nodes_of(bus))["why_none_returns"] == "no node that was excluded for load is waiting"
@@ -83,8 +83,8 @@ async def test_only_a_node_that_was_left_out_for_load_can_return() -> None:
         ({"details": {"state": "waiting"}}, "the job is being started: its launcher on n2 is waiting"),
     ],
 )
-async def test_a_job_whose_nodes_cannot_be_changed_says_why(change: dict[str, Any], why: str) -> None:
-    """Nothing is offered then in either direction."""
+async def test_a_job_whose_nodes_cannot_be_changed_gives_the_reason(change: dict[str, Any], why: str) -> None:
+    """No change is offered then in either direction."""
     bus = Elastic("n1", "n2", "n3")
     if "details" in change:
         kept = dict(bus.launching[1].details)
@@ -100,13 +100,13 @@ async def test_a_job_whose_nodes_cannot_be_changed_says_why(change: dict[str, An
     assert found["why_none_leaves"].startswith(why)
 
 
-async def test_where_rank_0_is_not_known_no_node_leaves() -> None:
-    """It could be the one that the others cannot do without."""
+async def test_while_rank_0_is_unknown_no_node_leaves() -> None:
+    """Any node could be the one that the others depend on."""
     found = await nodes_of(Elastic("n1", "n2", "n3", first=None))
     assert "rank 0" in found["why_none_leaves"]
 
 
-async def test_without_redis_it_may_be_looked_up_again() -> None:
+async def test_without_redis_the_lookup_may_be_retried() -> None:
     """Nothing is guessed."""
     bus = Elastic("n1", "n2", "n3")
     bus.is_away = True
@@ -114,8 +114,8 @@ async def test_without_redis_it_may_be_looked_up_again() -> None:
         await perform(bus, LauncherNodes, {})
 
 
-async def test_that_it_is_for_load_goes_with_the_command_and_its_undo() -> None:
-    """A launcher of an older SDK gets nothing new where it is not."""
+async def test_the_load_reason_is_sent_with_the_command_and_its_undo() -> None:
+    """Otherwise a launcher of an older SDK receives no new field."""
     bus = Elastic("n1", "n2", "n3")
     await perform(bus, LauncherExcludeNode, {"node": "n3", "for_load": True})
     await perform(bus, LauncherExcludeNode, {"node": "n3"})

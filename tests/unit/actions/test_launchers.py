@@ -56,7 +56,7 @@ def bus() -> Launchers:
 
 
 async def test_the_launcher_of_the_node_is_asked(bus: Launchers) -> None:
-    """By its own name, with the job beside it; that of another job on the same node is not."""
+    """It is addressed by its name and the job; that of another job on the same node is not asked."""
     bus.add("n2", job="llm-2")
     output = await perform(bus, LauncherExcludeNode, {"node": "n2"})
     assert output == {"ranks": 1, "node": "n1"}
@@ -65,8 +65,8 @@ async def test_the_launcher_of_the_node_is_asked(bus: Launchers) -> None:
     assert sent.target == {"kind": "job", "job": "llm-1", "launcher": "llm-1/n2"}
 
 
-async def test_one_that_starts_all_nodes_is_asked_for_each(bus: Launchers) -> None:
-    """It knows no number of nodes, and so has no bounds here."""
+async def test_a_launcher_that_starts_all_nodes_is_asked_for_each(bus: Launchers) -> None:
+    """It does not know the number of nodes, and so has no bounds here."""
     bus.launching = []
     bus.add("head", starts_all_nodes=True, min_nodes=None, max_nodes=None)
     await perform(bus, LauncherExcludeNode, {"node": "n7"})
@@ -74,7 +74,7 @@ async def test_one_that_starts_all_nodes_is_asked_for_each(bus: Launchers) -> No
 
 
 async def test_a_job_keeps_as_many_nodes_as_it_needs(bus: Launchers) -> None:
-    """Those that are left out already do not count; an undo is not held back."""
+    """Nodes already excluded do not count; an undo is not blocked."""
     await perform(bus, LauncherExcludeNode, {"node": "n1"})
     bus.launching = []
     bus.add("n1", state="left_out")
@@ -86,16 +86,16 @@ async def test_a_job_keeps_as_many_nodes_as_it_needs(bus: Launchers) -> None:
     assert len(bus.sent) == 2
 
 
-async def test_a_job_gets_no_more_nodes_than_it_may_have(bus: Launchers) -> None:
-    """One that is there already is none more."""
+async def test_a_job_gets_no_more_nodes_than_allowed(bus: Launchers) -> None:
+    """A node that is already included does not count as another."""
     await perform(bus, LauncherIncludeNode, {"node": "n3"})
     bus.add("n4", state="left_out")
     with pytest.raises(PermanentFailure, match="there would be 4 nodes, and the job may have 3"):
         await perform(bus, LauncherIncludeNode, {"node": "n4"})
 
 
-async def test_without_a_launcher_it_fails_and_may_be_tried_again(bus: Launchers) -> None:
-    """On that node, of that job, or because Redis is away. Nothing was sent."""
+async def test_without_a_launcher_it_fails_and_may_be_retried(bus: Launchers) -> None:
+    """The node or the job has none, or Redis is unavailable. Nothing was sent."""
     with pytest.raises(TemporaryFailure, match="no launcher of job 'llm-1' on node 'n9' is connected"):
         await perform(bus, LauncherExcludeNode, {"node": "n9"})
     bus.launching = []
@@ -108,14 +108,14 @@ async def test_without_a_launcher_it_fails_and_may_be_tried_again(bus: Launchers
 
 
 async def test_silence_leaves_the_outcome_unknown(bus: Launchers) -> None:
-    """It may have been carried out, so its undo stays owed."""
+    """The command may have been executed, so its undo stays pending."""
     bus.answers = ()
     with pytest.raises(OutcomeUnknown, match="the launcher 'llm-1/n1' did not answer in time"):
         await perform(bus, LauncherExcludeNode, {"node": "n1"})
 
 
-async def test_an_undo_that_is_not_certain_is_not_done(bus: Launchers) -> None:
-    """A launcher that was started anew says how it knows that nothing is left out."""
+async def test_an_uncertain_undo_is_not_done(bus: Launchers) -> None:
+    """A restarted launcher says how it knows that no node is excluded."""
     bus.answers = replies("applied", nothing_to_undo=True)
     with pytest.raises(TemporaryFailure):
         await perform(bus, LauncherIncludeNode, {"node": "n1"}, undo_of="c0")
@@ -127,8 +127,8 @@ async def on_node(bus: Launchers, kind: type[Any], command_id: str = C1, **optio
     return await perform(bus, kind, options.pop("params", None), NODE, command_id=command_id, **options)
 
 
-async def test_on_a_node_every_elastic_job_there_goes_on_without_it(bus: Launchers) -> None:
-    """Each launcher by an id of its own, after the checkpoints of just these jobs; the others are told with why."""
+async def test_every_elastic_job_on_a_node_continues_without_it(bus: Launchers) -> None:
+    """Each launcher gets its own ID, after the checkpoints of just these jobs; the others are listed with reasons."""
     bus.add("n1", job="llm-2", min_nodes=None, max_nodes=None)
     bus.add("n1", job="llm-3", min_nodes=1)
     bus.add("head", job="llm-4", starts_all_nodes=True, min_nodes=None, max_nodes=None)
@@ -152,8 +152,8 @@ async def test_on_a_node_every_elastic_job_there_goes_on_without_it(bus: Launche
     assert len({sent.id for sent in bus.sent}) == 4
 
 
-async def test_on_a_node_without_elastic_jobs_nothing_happens_and_the_output_says_so(bus: Launchers) -> None:
-    """A step of a playbook for every node is no failure there."""
+async def test_a_node_without_elastic_jobs_stays_unchanged_and_the_output_reports_it(bus: Launchers) -> None:
+    """A step of a playbook for every node does not fail there."""
     bus.launching = []
     out = await on_node(bus, LauncherExcludeNode)
     assert (out["jobs"], out["note"]) == ([], LauncherExcludeNode.nothing_done)
@@ -162,7 +162,7 @@ async def test_on_a_node_without_elastic_jobs_nothing_happens_and_the_output_say
     assert bus.sent == []
 
 
-async def test_a_node_of_which_something_is_heard_is_not_down(bus: Launchers) -> None:
+async def test_a_node_with_signs_of_life_is_not_down(bus: Launchers) -> None:
     """Prometheus may not reach it; its agent does, or the launcher that runs there."""
     bus.launching = []
     bus.add("head", job="llm-4", starts_all_nodes=True, min_nodes=None, max_nodes=None)
@@ -177,8 +177,8 @@ async def test_a_node_of_which_something_is_heard_is_not_down(bus: Launchers) ->
     assert set(heard["not_asked"].values()) == {"a launcher there is connected, so the node is not down"}
 
 
-async def test_a_node_is_taken_back_by_those_that_leave_it_out(bus: Launchers) -> None:
-    """One above srun says so of other nodes than its own."""
+async def test_a_node_is_restored_by_the_launchers_that_exclude_it(bus: Launchers) -> None:
+    """A launcher above srun reports nodes other than its own."""
     bus.launching = []
     bus.add("n1", state="left_out", left_out=["n1"])
     bus.add("n1", job="llm-3")
@@ -187,8 +187,8 @@ async def test_a_node_is_taken_back_by_those_that_leave_it_out(bus: Launchers) -
     assert output["jobs"] == ["llm-1", "llm-4"]
 
 
-async def test_an_undo_on_a_node_asks_all_whom_it_concerns(bus: Launchers) -> None:
-    """Under the ids of the orders that it takes back; while one of them is silent it stays owed."""
+async def test_an_undo_on_a_node_asks_all_launchers_concerned(bus: Launchers) -> None:
+    """It uses the IDs of the commands that it reverts; while one is silent it stays pending."""
     output = await on_node(bus, LauncherExcludeNode)
     inverse = LauncherExcludeNode.inverse(LauncherExcludeNode.Params(), output)
     assert inverse is not None
@@ -202,8 +202,8 @@ async def test_an_undo_on_a_node_asks_all_whom_it_concerns(bus: Launchers) -> No
             await on_node(bus, LauncherIncludeNode, C2, params=params, undo_of=C1)
 
 
-async def test_where_only_some_launchers_obey_the_outcome_is_unknown(bus: Launchers) -> None:
-    """The next attempt has the same ids, and none obeys twice. Where all refuse, none follows."""
+async def test_if_only_some_launchers_obey_the_outcome_is_unknown(bus: Launchers) -> None:
+    """A retry has the same IDs, and none obeys twice. If all refuse, there is no retry."""
     bus.add("n1", job="llm-2")
     bus.add("n2", job="llm-2")
     bus.add("n3", job="llm-2")
@@ -220,13 +220,13 @@ async def test_where_only_some_launchers_obey_the_outcome_is_unknown(bus: Launch
 
 
 async def test_on_a_job_the_node_must_be_named(bus: Launchers) -> None:
-    """A job has many."""
+    """A job has many nodes."""
     with pytest.raises(PermanentFailure, match="needs the name of the node"):
         await perform(bus, LauncherExcludeNode)
 
 
-def test_each_is_the_inverse_of_the_other() -> None:
-    """Of the same node."""
+def test_each_action_is_the_inverse_of_the_other() -> None:
+    """Both concern the same node."""
     params = LauncherExcludeNode.Params.model_validate({"node": "n1"})
     inverse = LauncherExcludeNode.inverse(params, None)
     assert inverse is not None
@@ -237,7 +237,7 @@ def test_each_is_the_inverse_of_the_other() -> None:
 
 
 @pytest.mark.parametrize("node", ["", "-x", "a b", "a,b", "a/b", "x" * 254])
-def test_what_is_no_name_of_a_node_is_refused_before_it_is_sent(node: str) -> None:
-    """It goes into a command line and into a key."""
+def test_an_invalid_node_name_is_rejected_before_it_is_sent(node: str) -> None:
+    """It becomes part of a command line and a key."""
     with pytest.raises(ValueError, match="node"):
         LauncherExcludeNode.Params.model_validate({"node": node})

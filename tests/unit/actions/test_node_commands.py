@@ -48,14 +48,14 @@ def executors() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", [name for name in OF_NODES if written_actions.can_be_undone(COMMANDS[name])])
 def test_an_undo_by_the_same_action_is_always_allowed(name: str) -> None:
-    """A policy that became stricter must not keep an effect in force."""
+    """A policy that became stricter must not keep an effect active."""
     inverse = COMMANDS[name].inverse.__qualname__
     assert name in policy._REVERTIBLE, f"edit agent/trainmedic_agent/policy.py: _REVERTIBLE ({inverse} undoes {name})"
 
 
 @pytest.mark.parametrize("name", OF_NODES)
 def test_a_command_to_a_node_is_complete(name: str) -> None:
-    """Its sentence, output, policy and executor."""
+    """It has its sentence, output, policy and executor."""
     assert name in steps._PHRASES, "edit app/trainmedic_server/presentation/steps.py: _PHRASES (and _PAST)"
     outputs = getattr(COMMANDS[name], "outputs", ())
     assert outputs or name in FREE_OUTPUT, "edit app/trainmedic_server/actions/agent_outputs.py, and set `outputs`"
@@ -67,7 +67,7 @@ def test_a_command_to_a_node_is_complete(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REPAIRS)
-def test_a_repair_has_its_rights(name: str) -> None:
+def test_a_repair_has_its_permissions(name: str) -> None:
     """`trainmedic-agent check` looks for them, and the manual names them."""
     is_checked = f'"{name}"' in inspect.getsource(agent_check)
     assert is_checked, "edit agent/trainmedic_agent/wiring/agent_check.py"

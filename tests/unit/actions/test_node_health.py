@@ -31,7 +31,7 @@ def answer(status: str = "applied", **output: Any) -> tuple[Reply, ...]:
 
 
 @pytest.mark.parametrize("verdict", ["ok", "degraded"])
-async def test_a_node_that_works_is_a_success(bus: ScriptedBus, verdict: str) -> None:
+async def test_a_working_node_is_a_success(bus: ScriptedBus, verdict: str) -> None:
     """The playbook can require more by the verdict."""
     bus.answers = answer(verdict=verdict, faults=[])
     assert (await perform(bus, NodeHealth, target=NODE))["verdict"] == verdict
@@ -70,7 +70,7 @@ async def test_an_answer_without_a_verdict_is_a_failure(bus: ScriptedBus) -> Non
     [("rejected", PermanentFailure), ("unsupported", PermanentFailure), ("failed", TemporaryFailure)],
 )
 async def test_a_refusal_is_a_failure(bus: ScriptedBus, status: str, failure: type[Exception]) -> None:
-    """Also of an older agent, which does not know the action."""
+    """An older agent, which does not know the action, refuses too."""
     bus.answers = answer(status, reason="no")
     with pytest.raises(failure, match="no"):
         await perform(bus, NodeHealth, target=NODE)
@@ -82,7 +82,7 @@ async def test_a_refusal_is_a_failure(bus: ScriptedBus, status: str, failure: ty
 async def test_silence_is_unknown_within_the_time_of_the_level(
     bus: ScriptedBus, level: str, given: int, expected: int
 ) -> None:
-    """Or of the step, if that is shorter."""
+    """If the timeout of the step is shorter, it applies."""
     with pytest.raises(OutcomeUnknown):
         await perform(bus, NodeHealth, {"level": level}, target=NODE, deadline=NOW + timedelta(minutes=given))
     assert bus.sent[0].expires_at == NOW + timedelta(minutes=expected)
@@ -111,7 +111,7 @@ steps:
     ],
 )
 def test_conditions_on_the_output_are_checked_to_the_leaf(condition: str, said: str | None) -> None:
-    """When the playbook is loaded."""
+    """The check takes place when the playbook is loaded."""
     problems = problems_of(PLAYBOOK.replace("CONDITION", condition))
     assert [said in problem for problem in problems] == ([] if said is None else [True])
 

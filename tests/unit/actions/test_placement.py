@@ -95,8 +95,8 @@ TWO_NODES = placed((0, "n2", "GPU-c"), (1, "n1", "GPU-b"), (2, "n1", "GPU-a"))
 ON_TWO = {"n1": ["GPU-a", "GPU-b"], "n2": ["GPU-c"]}
 
 
-async def test_where_a_job_runs_is_looked_up_once(bus: AgentsBus) -> None:
-    """Its GPUs by their node; what is known is not asked for again, though the job may have moved."""
+async def test_the_location_of_a_job_is_looked_up_once(bus: AgentsBus) -> None:
+    """Its GPUs are listed by node; a known location is not requested again, though the job may have moved."""
     bus.present = TWO_NODES
     located = await made(bus, GpuPowerLimit).locate(call(GpuPowerLimit, {"percent": 80}))
     assert located.model_dump(mode="json", exclude_none=True) == {"percent": 80, "nodes": ON_TWO}
@@ -106,8 +106,8 @@ async def test_where_a_job_runs_is_looked_up_once(bus: AgentsBus) -> None:
     assert bus.sent == []
 
 
-async def test_a_target_other_than_a_job_needs_no_looking_up(bus: AgentsBus) -> None:
-    """A GPU is where its target says."""
+async def test_a_target_other_than_a_job_needs_no_lookup(bus: AgentsBus) -> None:
+    """The target itself states where a GPU is."""
     bus.is_away = True
     on_gpu = call(GpuPowerLimit, {"percent": 80}, target=Target(TargetKind.GPU, node="n1", gpu="0"))
     assert await made(bus, GpuPowerLimit).locate(on_gpu) is on_gpu.params
@@ -133,17 +133,17 @@ async def test_a_target_other_than_a_job_needs_no_looking_up(bus: AgentsBus) -> 
         (placed((0, "n1", None), (1, "n1", None)), PermanentFailure, "ranks 0, 1 of job 'llm-1' name no GPU"),
     ],
 )
-async def test_a_job_that_does_not_say_where_all_of_it_runs_is_refused(
+async def test_a_job_that_does_not_state_all_its_locations_is_rejected(
     bus: AgentsBus, present: list[Presence], failure: type[ActionFailure], why: str
 ) -> None:
-    """Capping some of its GPUs would only make it wait for those; so it is all of them or none."""
+    """Capping only some GPUs of a job would make it wait for those, so all are capped or none."""
     bus.present = present
     with pytest.raises(failure, match=why):
         await made(bus, GpuPowerLimit).locate(call(GpuPowerLimit, {"percent": 80}))
 
 
-async def test_a_job_that_never_was_is_refused_at_once_with_the_nearest(bus: AgentsBus) -> None:
-    """One that was connected lately may be restarting, and is awaited."""
+async def test_a_job_that_never_connected_is_rejected_with_the_nearest_name(bus: AgentsBus) -> None:
+    """A job that was connected recently may be restarting, so that failure is temporary."""
     bus.present = [Presence("llm-12", NOW, {}), Presence("vision", NOW, {})]
     services = Services(clock=bus.clock, bus=bus, http=NoHttp(), may_connect=lambda job: job == "llm-7")
     action = GpuPowerLimit(services)
@@ -154,15 +154,15 @@ async def test_a_job_that_never_was_is_refused_at_once_with_the_nearest(bus: Age
         await action.locate(restarting)
 
 
-async def test_facts_are_read_on_nodes_without_gpus_too(bus: AgentsBus) -> None:
+async def test_facts_are_also_read_on_nodes_without_gpus(bus: AgentsBus) -> None:
     """A rank that names no GPU still has a node."""
     bus.present = placed((0, "n1", None), (1, "n2", None))
     located = await made(bus, NodeFacts).locate(call(NodeFacts, {}))
     assert list(located.nodes) == ["n1", "n2"]
 
 
-async def test_each_gpu_of_the_job_gets_a_command_of_its_own(bus: AgentsBus) -> None:
-    """To its node's agent, alike but for the id; the same ids whenever it is sent again."""
+async def test_each_gpu_of_the_job_gets_its_own_command(bus: AgentsBus) -> None:
+    """The commands differ by id only, go to the agent of each node, and keep their ids when sent again."""
     action = made(bus, GpuPowerLimit)
     output = await action.perform(call(GpuPowerLimit, {"percent": 80, "nodes": ON_TWO}))
     assert [dict(command.target) for command in bus.sent] == [
@@ -180,8 +180,8 @@ async def test_each_gpu_of_the_job_gets_a_command_of_its_own(bus: AgentsBus) -> 
     assert sorted(bus.settled) == sorted(first)
 
 
-async def test_the_undo_names_each_command_that_it_takes_back(bus: AgentsBus) -> None:
-    """It goes where the cap went, and asks for no lease."""
+async def test_the_undo_names_each_command_that_it_reverts(bus: AgentsBus) -> None:
+    """The undo goes to the same agents as the cap, and requests no lease."""
     action = made(bus, GpuPowerLimit)
     await action.perform(call(GpuPowerLimit, {"percent": 80, "nodes": ON_TWO}, command_id=CAP))
     capped = [command.id for command in bus.sent]
@@ -193,16 +193,16 @@ async def test_the_undo_names_each_command_that_it_takes_back(bus: AgentsBus) ->
     assert {tuple(command.params.items()) for command in bus.sent} == {(("restore", True),)}
 
 
-async def test_the_undo_of_a_cap_that_was_never_sent_has_nothing_to_do(bus: AgentsBus) -> None:
-    """The server was killed before it had found out where the job runs."""
+async def test_the_undo_of_a_cap_that_was_never_sent_does_nothing(bus: AgentsBus) -> None:
+    """The server was killed before it had located the job."""
     inverse = GpuPowerLimit.inverse(GpuPowerLimit.Params.model_validate({"percent": 80}), None)
     assert inverse is not None
     await made(bus, GpuPowerLimit).perform(call(GpuPowerLimit, inverse.params, undo_of=CAP))
     assert bus.sent == []
 
 
-def test_a_derived_id_is_a_uuid_of_the_same_moment() -> None:
-    """It sorts with the attempt's, and differs for each place."""
+def test_a_derived_id_is_a_uuid_with_the_attempts_timestamp() -> None:
+    """The id sorts with that of the attempt, and differs for each location."""
     made = [placement.command_id_for(ATTEMPT, Target(TargetKind.GPU, node="n1", gpu=str(gpu))) for gpu in range(100)]
     assert len(set(made)) == 100
     for one in map(uuid.UUID, made):
@@ -231,10 +231,10 @@ def answers(**by_gpu: str) -> Answer:
         ({"a": "failed", "b": "failed", "c": "silent"}, OutcomeUnknown),
     ],
 )
-async def test_all_answers_are_judged_together(
+async def test_all_answers_are_evaluated_together(
     bus: AgentsBus, answered: dict[str, str], expected: type[ActionFailure]
 ) -> None:
-    """Done everywhere, nowhere, or perhaps; and the failure says where and why."""
+    """The command is done everywhere, nowhere or possibly; the failure states where and why."""
     bus.answer = answers(**answered)
     with pytest.raises(expected) as failure:
         await made(bus, GpuPowerLimit).perform(call(GpuPowerLimit, {"percent": 80, "nodes": ON_TWO}))
@@ -254,17 +254,17 @@ async def test_all_answers_are_judged_together(
         ({"a": "applied", "b": "failed", "c": "silent"}, OutcomeUnknown),
     ],
 )
-async def test_an_undo_that_failed_somewhere_is_tried_again_under_new_ids(
+async def test_an_undo_that_failed_on_some_nodes_is_retried_under_new_ids(
     bus: AgentsBus, answered: dict[str, str], expected: type[ActionFailure]
 ) -> None:
-    """An agent that has answered a command with failed does not look at it again; a new one it does."""
+    """An agent that has answered a command with failed ignores its repetition, but not a new command."""
     bus.answer = answers(**answered)
     with pytest.raises(expected):
         await made(bus, GpuPowerLimit).perform(call(GpuPowerLimit, {"restore": True, "nodes": ON_TWO}, undo_of=CAP))
 
 
-async def test_facts_of_all_nodes_are_the_highest_and_the_lowest(bus: AgentsBus) -> None:
-    """So that a condition reads alike for a node and for a job; what differs and is no number is by node only."""
+async def test_facts_of_several_nodes_are_merged_to_the_highest_and_lowest(bus: AgentsBus) -> None:
+    """A condition then reads alike for a node and a job; differing non-numeric values are listed by node only."""
     said = {
         "n1": {"cpu": {"percent": 91.5, "cores": 64}, "memory": {"percent": 40}, "host": "a", "swap": None},
         "n2": {"cpu": {"percent": 12.0, "cores": 64}, "memory": {"percent": 88}, "host": "b", "swap": 3},
@@ -281,16 +281,16 @@ async def test_facts_of_all_nodes_are_the_highest_and_the_lowest(bus: AgentsBus)
     }
 
 
-async def test_facts_of_some_nodes_are_in_the_output_of_a_step_that_goes_on(bus: AgentsBus) -> None:
-    """One node whose agent is away does not keep the others from being looked at."""
+async def test_facts_of_the_reachable_nodes_are_in_the_output_of_a_step_that_continues(bus: AgentsBus) -> None:
+    """One node with an unavailable agent does not prevent the others from being read."""
     bus.answer = lambda command: reply(command, cpu=50) if command.target["node"] == "n1" else None
     with pytest.raises(OutcomeUnknown, match="no agent on node 'n2' is connected") as failure:
         await made(bus, NodeFacts).perform(call(NodeFacts, {"nodes": {"n1": [], "n2": []}}))
     assert failure.value.output["cpu"] == 50
 
 
-def test_a_playbook_does_not_say_where_a_job_runs() -> None:
-    """That is the job's to say."""
+def test_a_playbook_cannot_state_where_a_job_runs() -> None:
+    """Only the job states its location."""
     text = """
 playbook: cool-job
 on: {alert: Hot}
@@ -309,8 +309,8 @@ def hold(command_id: str, target: Target, **params: Any) -> LeasedEffect:
     return LeasedEffect(command_id, "r1", "cap", target, params, True)
 
 
-async def test_holds_are_renewed_with_one_command_for_each_node(bus: AgentsBus) -> None:
-    """Those of jobs under the ids of their commands there; a restore holds nothing."""
+async def test_holds_are_renewed_with_one_command_per_node(bus: AgentsBus) -> None:
+    """Holds of jobs are renewed under the ids of their commands there; a restore holds nothing."""
     bus.answer = lambda command: reply(command, renewed=command.params["holds"], unknown=[])
     holds = [
         hold("c1", Target(TargetKind.GPU, node="n1", gpu="0"), percent=80),
@@ -330,8 +330,8 @@ async def test_holds_are_renewed_with_one_command_for_each_node(bus: AgentsBus) 
     assert Command.decode(first.encode()) == first
 
 
-async def test_what_became_of_each_hold_is_told(bus: AgentsBus) -> None:
-    """Known no more, refused by the agent's policy, or not answered at all."""
+async def test_the_outcome_of_each_hold_is_reported(bus: AgentsBus) -> None:
+    """A hold may be unknown, refused by the agent's policy, or not answered at all."""
 
     def answer(command: Command) -> Reply | None:
         match command.target["node"]:
@@ -367,5 +367,5 @@ async def test_what_became_of_each_hold_is_told(bus: AgentsBus) -> None:
     ],
 )
 def test_an_agent_may_grant_a_shorter_lease(output: dict[str, Any], seconds: int) -> None:
-    """Of several, the shortest counts; what cannot be read is taken for what was asked."""
+    """Of several leases, the shortest counts; an unreadable one counts as the lease requested."""
     assert GpuPowerLimit.granted(output) == timedelta(seconds=seconds)

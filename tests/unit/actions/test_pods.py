@@ -35,8 +35,8 @@ async def located(kind: type[Any], bus: AgentsBus, *pods: Pod, nodes: Sequence[C
 WORKERS = (pod("u1", "n1"), pod("u2", "n2"), pod("launcher", "cpu-1", gpus=0))
 
 
-async def test_all_gpus_of_a_job_are_those_that_its_pods_are_seen_on() -> None:
-    """By node; others' GPUs are left alone, and so is a launcher that has none."""
+async def test_all_gpus_of_a_job_are_those_on_which_its_pods_are_seen() -> None:
+    """GPUs are listed by node, without those of other jobs; a launcher without GPUs is ignored."""
     bus = AgentsBus()
     bus.agents_present = [agent("n2", c=["u2"], d=["u2", "other"]), agent("n1", a=["u1"], b=["u1"], z=["other"])]
     assert await located(GpuPowerLimit, bus, *WORKERS, percent=80) == {
@@ -46,8 +46,8 @@ async def test_all_gpus_of_a_job_are_those_that_its_pods_are_seen_on() -> None:
     assert await located(NodeFacts, bus, *WORKERS) == {"n1": [], "n2": []}
 
 
-async def test_commands_go_to_the_agents_of_nodes_that_the_cluster_calls_otherwise() -> None:
-    """But not to the agent of another node with the same short name."""
+async def test_commands_reach_agents_whose_nodes_have_another_name_in_the_cluster() -> None:
+    """They do not reach the agent of another node with the same short name."""
     bus = AgentsBus()
     bus.agents_present = [agent("n1", a=["u1"], b=["u1"])]
     full = pod("u1", "n1.site.example")
@@ -57,8 +57,8 @@ async def test_commands_go_to_the_agents_of_nodes_that_the_cluster_calls_otherwi
     assert await located(NodeFacts, bus, full, nodes=nodes) == {"n1.site.example": []}
 
 
-async def test_what_the_job_says_itself_goes_before() -> None:
-    """It knows which of its processes are its ranks."""
+async def test_the_jobs_own_statement_takes_precedence() -> None:
+    """The job knows which of its processes are its ranks."""
     bus = AgentsBus()
     bus.present = placed((0, "n9", "GPU-x"))
     bus.agents_present = [agent("n1", a=["u1"], b=["u1"]), agent("n2", c=["u2"], d=["u2"])]
@@ -83,10 +83,10 @@ async def test_what_the_job_says_itself_goes_before() -> None:
         ([pod(f"u{n}", f"n{n}") for n in range(9)], [], TemporaryFailure, "and 5 more"),
     ],
 )
-async def test_a_job_whose_gpus_are_not_all_seen_is_refused(
+async def test_a_job_whose_gpus_are_not_all_seen_is_rejected(
     pods: list[Pod], agents: list[Presence], failure: type[ActionFailure], why: str
 ) -> None:
-    """All of them or none; the reason says which pod, and what would help."""
+    """All GPUs are needed or none; the reason names the pod and the remedy."""
     bus = AgentsBus()
     bus.agents_present = agents
     with pytest.raises(failure, match=why):

@@ -63,32 +63,32 @@ def call(query: str) -> Call:
 
 
 async def test_the_first_sample_is_the_value() -> None:
-    """Each series has its labels."""
+    """Each series keeps its labels."""
     output = await made(Prometheus(up=[1.0, 0.0])).perform(call("up"))
     series = [{"labels": {"gpu": "0"}, "value": 1.0}, {"labels": {"gpu": "1"}, "value": 0.0}]
     assert output == {"value": 1.0, "series": series, "count": 2, "compared": 1.0}
 
 
-async def test_a_comparison_that_nothing_passes_tells_the_value() -> None:
-    """The value itself is none: the query has no sample."""
+async def test_a_comparison_that_nothing_passes_reports_the_value() -> None:
+    """The result has no value, because the query returned no sample."""
     output = await made(Prometheus(busy=[42.0])).perform(call("busy < 30"))
     assert (output["value"], output["series"], output["compared"]) == (None, [], 42.0)
 
 
-async def test_values_that_are_no_numbers_are_none() -> None:
-    """JSON has no NaN. The series is there."""
+async def test_non_numeric_values_are_none() -> None:
+    """JSON has no NaN. The series is still listed."""
     output = await made(Prometheus(up=[math.nan])).perform(call("up"))
     assert (output["value"], output["count"]) == (None, 1)
 
 
 async def test_an_output_is_bounded() -> None:
-    """The count is of all."""
+    """The count includes all series."""
     output = await made(Prometheus(up=[1.0] * 5000)).perform(call("up"))
     assert (len(output["series"]), output["count"]) == (MOST_SERIES, 5000)
 
 
 async def test_equal_queries_share_a_request_and_few_run_at_once() -> None:
-    """A caller that leaves does not end the request of the others."""
+    """A cancelled caller does not end the request of the others."""
     prometheus = Prometheus(**{f"q{number}": [1.0] for number in range(50)})
     prometheus.gate.clear()
     action = made(prometheus)
@@ -110,7 +110,9 @@ async def test_equal_queries_share_a_request_and_few_run_at_once() -> None:
         (Prometheus(up=errors.MetricsUnavailable("no answer")), errors.TemporaryFailure, "no answer"),
     ],
 )
-async def test_why_there_is_no_value(prometheus: Prometheus | None, kind: type[Exception], text: str) -> None:
-    """A wrong query is not asked again, an outage is."""
+async def test_the_reason_for_a_missing_value_is_reported(
+    prometheus: Prometheus | None, kind: type[Exception], text: str
+) -> None:
+    """An invalid query is not retried; an outage is."""
     with pytest.raises(kind, match=text):
         await made(prometheus).perform(call("up"))

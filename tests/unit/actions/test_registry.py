@@ -72,21 +72,21 @@ def test_every_built_in_action_is_well_formed():
 
 
 @pytest.mark.parametrize("spec", registry.BUILT_IN, ids=lambda spec: spec.name)
-def test_every_parameter_is_described_and_no_other_is_taken(spec):
+def test_every_parameter_is_described_and_unknown_ones_are_rejected(spec):
     """An editor can show what each parameter is for, and a misspelt one is an error."""
     assert all(field.description for field in spec.Params.model_fields.values())
     assert spec.Params.model_config.get("extra") == "forbid"
     assert spec.Params.model_config.get("frozen") is True
 
 
-def test_a_command_of_a_jobs_own_cannot_have_an_actions_prefix():
-    """Each action that is a command itself has a prefix that `job.command` refuses."""
+def test_a_jobs_own_command_cannot_have_an_actions_prefix():
+    """Each action that is itself a command has a prefix that `job.command` rejects."""
     prefixes = {spec.name.partition(".")[0] for spec in registry.BUILT_IN if issubclass(spec, CommandAction)}
     assert prefixes == set(jobs._OWN_PREFIXES), "edit app/trainmedic_server/actions/jobs.py: _OWN_PREFIXES"
 
 
 def test_checking_needs_no_services():
-    """Offline, every class is there, and carrying one out is refused."""
+    """Every class is available offline, and executing one is refused."""
     actions = registry.specs_only()
     assert actions.action_class("notify") is messages.Notify
     assert actions.action_class("notfy") is None
@@ -94,14 +94,14 @@ def test_checking_needs_no_services():
         actions.get("notify")
 
 
-def test_an_unknown_action_fails_for_good():
-    """Its name is told."""
+def test_an_unknown_action_fails_permanently():
+    """The error names the action."""
     with pytest.raises(PermanentFailure, match=r"there is no action gpu\.overclock"):
         registry.specs_only().get("gpu.overclock")
 
 
 def test_another_package_adds_an_action(offered):
-    """Named by an entry point, it is found and made like a built-in one."""
+    """An action named by an entry point is found and created like a built-in one."""
     specs, problems = registry.combine([messages.Notify], offered(Page=Page))
     actions = registry.Registry(specs, Services(clock=None, bus=None, http=None), problems)
     assert actions.names() == ["acme.page", "notify"]
@@ -109,8 +109,8 @@ def test_another_package_adds_an_action(offered):
     assert actions.problems == []
 
 
-def test_a_broken_entry_point_takes_nothing_else_down(offered):
-    """It is told, with the package's own error, and the others are there."""
+def test_a_broken_entry_point_does_not_affect_other_actions(offered):
+    """It is reported with the package's own error, and the others are available."""
     points = [EntryPoint("gone", "acme_gone:Gone", registry.GROUP), *offered(Page=Page)]
     specs, problems = registry.combine([messages.Notify], points)
     assert sorted(specs) == ["acme.page", "notify"]
@@ -120,8 +120,8 @@ def test_a_broken_entry_point_takes_nothing_else_down(offered):
     ]
 
 
-def test_an_action_whose_parameters_cannot_be_read_takes_nothing_else_down(tmp_path, monkeypatch):
-    """pydantic says so as the package is imported, not when the first playbook uses the action."""
+def test_an_action_with_unreadable_parameters_does_not_affect_other_actions(tmp_path, monkeypatch):
+    """pydantic reports it at import of the package, not when the first playbook uses the action."""
     (tmp_path / "acme_unread.py").write_text(
         "from trainmedic_server.extending import ActionParams\n"
         "class Team: ...\n"
@@ -137,8 +137,8 @@ def test_an_action_whose_parameters_cannot_be_read_takes_nothing_else_down(tmp_p
     assert problem.startswith(named + "PydanticSchemaGenerationError: Unable to generate pydantic-core schema for ")
 
 
-def test_an_action_that_cannot_be_made_takes_nothing_else_down():
-    """Its class is still there for checking."""
+def test_an_action_that_cannot_be_created_does_not_affect_other_actions():
+    """Its class is still available for checking."""
 
     def refuse(self, services):
         raise RuntimeError("no licence")
@@ -157,8 +157,8 @@ def test_an_action_that_cannot_be_made_takes_nothing_else_down():
         actions.get("acme.page")
 
 
-def test_no_package_replaces_an_action_that_is_there(offered):
-    """Neither a built-in one nor another package's."""
+def test_no_package_replaces_an_existing_action(offered):
+    """This holds for built-in actions and those of other packages."""
     points = offered(Impostor=_variant(name="notify"), One=Page, Two=_variant())
     specs, problems = registry.combine([messages.Notify], points)
     assert specs == {"notify": messages.Notify, "acme.page": Page}
@@ -183,13 +183,13 @@ def test_no_package_replaces_an_action_that_is_there(offered):
         ({"perform": lambda self, call: {}}, "perform is not async"),
     ],
 )
-def test_what_is_not_an_action_is_refused_with_its_fault(offered, members, fault):
-    """The sentence says what the class lacks."""
+def test_a_class_that_is_no_action_is_rejected_with_its_fault(offered, members, fault):
+    """The message says what the class lacks."""
     _, (problem,) = registry.combine([], offered(Page=_variant(**members)))
     assert fault in problem
 
 
-def test_an_entry_point_that_names_no_class_is_refused(offered):
+def test_an_entry_point_that_names_no_class_is_rejected(offered):
     """A function or a module is not an action."""
     _, (problem,) = registry.combine([], offered(page=print))
     assert "it is not a class" in problem

@@ -24,10 +24,10 @@ class Away(Source):
 
 
 @pytest.mark.parametrize(("resumed", "failure"), [(False, TemporaryFailure), (True, OutcomeUnknown)])
-async def test_an_alertmanager_that_is_away_does_not_say_that_no_silence_was_made_before(
+async def test_an_unavailable_alertmanager_does_not_prove_that_no_silence_was_made(
     resumed: bool, failure: type[Exception]
 ) -> None:
-    """Else the next attempt made a second one under another id, and the undo ended that one alone."""
+    """Otherwise the next attempt would make a second silence, and the undo would end only that one."""
     services = Services(ManualClock(), ScriptedBus(ManualClock()), NoHttp(), alertmanager=Away())
     with pytest.raises(failure, match="connection refused"):
         await SilenceAlert(services).perform(call(SilenceAlert, {"duration": "10m"}, resumed=resumed))
@@ -44,7 +44,7 @@ class Listening(Source):
 
 
 async def test_a_mapped_alert_is_silenced_by_the_labels_that_alertmanager_knows() -> None:
-    """By those that an alert map made of them it would silence nothing, or another alert."""
+    """A silence by the mapped labels would match nothing or another alert."""
     alertmanager = Listening()
     services = Services(ManualClock(), ScriptedBus(ManualClock()), NoHttp(), alertmanager=alertmanager)
     given = call(SilenceAlert, {"duration": "10m"})

@@ -110,7 +110,7 @@ def call_of(action: Action, target: Target, given: Mapping[str, Any], run_id: st
     )
 
 
-async def test_a_signal_whose_answer_was_lost_is_not_reported_as_failed() -> None:
+async def test_a_signal_with_a_lost_answer_is_not_reported_as_failed() -> None:
     """A failed attempt is retried, and the job would get the signal twice."""
     slurm = OneJob()
     slurm.lost = ClusterUnavailable("slurmrestd: no answer in 20 s", may_be_done=True)
@@ -118,7 +118,7 @@ async def test_a_signal_whose_answer_was_lost_is_not_reported_as_failed() -> Non
         await do(slurm, "slurm.signal", signal="USR1")
 
 
-async def test_a_signal_that_was_not_sent_may_be_tried_again() -> None:
+async def test_an_unsent_signal_may_be_retried() -> None:
     slurm = OneJob()
     slurm.lost = ClusterUnavailable("slurmrestd: connection refused")
     with pytest.raises(TemporaryFailure):
@@ -126,14 +126,14 @@ async def test_a_signal_that_was_not_sent_may_be_tried_again() -> None:
 
 
 async def test_a_signal_counts_as_sent_when_slurm_fails_after_it() -> None:
-    """Nothing that is read after the signal can fail the step."""
+    """No failed read after the signal can fail the step."""
     slurm = OneJob()
     output = await do(slurm, "slurm.signal", signal="USR1")
     assert (slurm.signals, output["note"]) == (["USR1"], "Slurm has taken the signal")
 
 
-async def test_a_job_held_by_two_runs_is_released_with_the_second_undo() -> None:
-    """The admin comment names both."""
+async def test_a_job_held_by_two_runs_is_released_by_the_second_undo() -> None:
+    """The admin comment names both runs."""
     slurm = OneJob()
     await do(slurm, "slurm.hold", "a")
     await do(slurm, "slurm.hold", "b")
@@ -143,8 +143,8 @@ async def test_a_job_held_by_two_runs_is_released_with_the_second_undo() -> None
     assert (second["held"], slurm.known.admin_comment) == (False, "")
 
 
-async def test_the_undo_of_a_released_hold_leaves_a_persons_hold() -> None:
-    """A release ends the holds of all runs, so their undos find none of theirs."""
+async def test_the_undo_of_a_released_hold_leaves_a_users_hold() -> None:
+    """A release ends the holds of all runs, so their undos find none of their own."""
     slurm = OneJob()
     slurm.known = replace(slurm.known, admin_comment="Mia's job")
     await do(slurm, "slurm.hold", "a")
@@ -156,8 +156,8 @@ async def test_the_undo_of_a_released_hold_leaves_a_persons_hold() -> None:
 
 
 @pytest.mark.parametrize("name", ["slurm.release", "slurm.update"])
-async def test_a_job_that_slurm_hides_is_not_gone(name: str) -> None:
-    """An empty change of it is refused, so the undo stays pending. That of a job that is gone finds none."""
+async def test_a_job_hidden_by_slurm_does_not_count_as_gone(name: str) -> None:
+    """Slurm refuses an empty change of it, so the undo stays pending. For a deleted job, it finds nothing to undo."""
 
     class Hidden(OneJob):
         answer: ActionFailure = ClusterRefused("Slurm: access denied")
@@ -178,7 +178,7 @@ async def test_a_job_that_slurm_hides_is_not_gone(name: str) -> None:
 
 
 async def test_an_update_and_its_undo_are_exact() -> None:
-    """Also with a job that excluded nodes before, and after two steps of one run."""
+    """This holds also for a job that excluded nodes before, and after two steps of one run."""
     slurm = OneJob()
     before = SlurmJob("7", "llm", "mia", frozenset({"PENDING"}), "", False, True, 0, ("n[1-2]",), priority=9)
     slurm.known = before
@@ -194,7 +194,7 @@ async def test_an_update_and_its_undo_are_exact() -> None:
     assert slurm.known == replace(before, excluded_nodes=("n1", "n2"))
 
 
-async def test_the_undo_of_an_update_leaves_what_another_has_changed() -> None:
+async def test_the_undo_of_an_update_leaves_another_users_changes() -> None:
     slurm = OneJob()
     slurm.known = replace(slurm.known, priority=9)
     await do(slurm, "slurm.update", priority=100, time_limit="2h")
@@ -204,7 +204,7 @@ async def test_the_undo_of_an_update_leaves_what_another_has_changed() -> None:
     assert (slurm.known.priority, slurm.known.time_limit, slurm.known.admin_comment) == (9, timedelta(hours=5), "")
 
 
-async def test_excluded_nodes_that_cannot_be_read_are_left() -> None:
+async def test_unreadable_excluded_nodes_are_left_unchanged() -> None:
     """The undo could not restore them."""
     slurm = OneJob()
     slurm.known = replace(slurm.known, excluded_nodes=("n[1-9999]",))
@@ -214,7 +214,7 @@ async def test_excluded_nodes_that_cannot_be_read_are_left() -> None:
 
 
 async def test_a_held_job_gets_no_priority() -> None:
-    """It would be released."""
+    """A new priority would release the job."""
     slurm = OneJob()
     slurm.known = replace(slurm.known, is_held=True)
     with pytest.raises(PermanentFailure, match="would release it"):
@@ -253,8 +253,8 @@ class OneNode(Slurm):
 NODE = Target(TargetKind.NODE, node="n1")
 
 
-async def test_an_undo_whose_earlier_request_came_through_late_is_done() -> None:
-    """Slurm refuses to end a drain that has ended, as it does one that it cannot end."""
+async def test_an_undo_whose_earlier_request_arrived_late_is_done() -> None:
+    """Slurm refuses to end a drain that has ended in the same way as one that it cannot end."""
 
     class Late(OneNode):
         is_done = True
@@ -290,7 +290,7 @@ async def test_what_another_has_done_is_no_change_of_ours() -> None:
     assert (await do(job, "slurm.cancel"))["changed"] is False
 
 
-async def test_a_cluster_that_lists_no_nodes_is_no_proof_that_a_node_is_gone() -> None:
+async def test_an_empty_node_list_does_not_prove_that_a_node_is_gone() -> None:
     """A user who may not see nodes gets an empty list. The undo of a drain stays pending."""
 
     class Blind(OneJob):
@@ -317,8 +317,8 @@ async def hold_by_name(slurm: OneJob, slurm_id: str | None, name: str, **given: 
     return await action.perform(call_of(action, Target(TargetKind.JOB, job="llm"), given))
 
 
-async def test_a_job_of_the_sdk_is_named_by_the_id_that_it_reports() -> None:
-    """The undo goes by the id that was held: the job may be gone by then."""
+async def test_an_sdk_job_is_identified_by_the_id_that_it_reports() -> None:
+    """The undo uses the id that was held, because the job may be gone by then."""
     slurm = OneJob()
     output = await hold_by_name(slurm, "7", "slurm.hold")
     assert slurm.known.is_held
@@ -330,13 +330,13 @@ async def test_a_job_of_the_sdk_is_named_by_the_id_that_it_reports() -> None:
     assert not slurm.known.is_held
 
 
-async def test_a_job_that_reports_no_slurm_id_is_refused() -> None:
+async def test_a_job_that_reports_no_slurm_id_is_rejected() -> None:
     """A name is never looked up in Slurm, where it is not unique."""
     with pytest.raises(PermanentFailure, match="the Slurm job is not known: give job_id"):
         await hold_by_name(OneJob(), None, "slurm.hold")
 
 
-async def test_an_update_of_a_job_of_the_sdk_is_undone_by_its_id() -> None:
+async def test_an_update_of_an_sdk_job_is_undone_by_its_id() -> None:
     """The mark in the admin comment is the same with and without the id."""
     slurm = OneJob()
     slurm.known = replace(slurm.known, states=frozenset({"PENDING"}))
@@ -349,8 +349,8 @@ async def test_an_update_of_a_job_of_the_sdk_is_undone_by_its_id() -> None:
     assert (slurm.known.excluded_nodes, slurm.known.admin_comment) == ((), "")
 
 
-def test_a_reason_is_one_printable_line_without_a_last_quote() -> None:
-    """The agent refuses other characters, and scontrol removes the quote."""
+def test_a_reason_is_one_printable_line_without_a_trailing_quote() -> None:
+    """The agent rejects other characters, and scontrol removes the quote."""
     assert slurm_marks.marked(("r1",), 'a\u200bb\x1b\n say "hi"') == 'trainmedic:r1 a b say "hi'
 
 
@@ -371,14 +371,14 @@ class EndingJob(OneJob):
         raise ClusterRefused("Job is pending execution")
 
 
-async def test_a_requeue_that_an_earlier_attempt_began_is_awaited_until_the_job_has_ended() -> None:
-    """Slurm refuses another one, and has not counted the restart yet."""
+async def test_a_requeue_started_by_an_earlier_attempt_is_awaited_until_the_job_has_ended() -> None:
+    """Slurm refuses another requeue, and has not counted the restart yet."""
     slurm = EndingJob()
     output = await do(slurm, "slurm.requeue")
     assert output["restarts"] == 1
 
 
-async def test_a_requeue_whose_outcome_was_lost_after_it_was_done_is_not_repeated() -> None:
+async def test_a_completed_requeue_with_a_lost_outcome_is_not_repeated() -> None:
     """The mark stays in the job's admin comment; another command's mark is replaced."""
     slurm = EndingJob()
     slurm.known = replace(slurm.known, states=frozenset({"RUNNING"}), restarts=1)
@@ -391,8 +391,8 @@ async def test_a_requeue_whose_outcome_was_lost_after_it_was_done_is_not_repeate
     assert slurm.known.admin_comment == "mine[trainmedic:requeue c-1 1]"
 
 
-async def test_a_repeated_undo_of_an_update_blames_nobody_for_its_own_change() -> None:
-    """As after a crash between the change and the removal of the mark."""
+async def test_a_repeated_undo_of_an_update_blames_no_user_for_its_own_change() -> None:
+    """The undo is repeated, for example, after a crash between the change and the removal of the mark."""
     slurm = OneJob()
     slurm.known = replace(slurm.known, priority=9)
     await do(slurm, "slurm.update", priority=100)

@@ -39,8 +39,8 @@ def drains(slurm: OneNode, clock: Clock | None = None) -> LeasedAction:
     return action
 
 
-async def test_a_leased_drain_is_renewed_while_it_is_ours() -> None:
-    """A reason that a person has changed ends the lease, and stays."""
+async def test_a_leased_drain_is_renewed_while_its_reason_is_unchanged() -> None:
+    """A reason changed by a user ends the lease, and the drain stays."""
     slurm = OneNode()
     output = await do(slurm, "slurm.drain", target=NODE, lease="10m")
     assert (output["lease_seconds"], slurm.known.resume_after) == (600.0, NOW + timedelta(minutes=10))
@@ -65,7 +65,7 @@ async def leased(clock: ManualClock) -> tuple[OneNode, LeasedAction]:
     return slurm, action
 
 
-async def test_an_expired_drain_is_set_again_only_where_nobody_else_has_acted() -> None:
+async def test_an_expired_drain_is_reapplied_only_where_no_other_user_has_acted() -> None:
     clock = ManualClock(NOW)
     slurm, action = await leased(clock)
     slurm.known = FREE
@@ -80,8 +80,8 @@ async def test_an_expired_drain_is_set_again_only_where_nobody_else_has_acted() 
     assert (renewal.outcome, slurm.known.reason) == ("lost", "NHC: check_hw")
 
 
-async def test_a_drain_is_read_once_and_then_only_where_its_node_takes_jobs() -> None:
-    """Another's drain is no loss: the node is out of service."""
+async def test_a_drain_is_read_once_and_then_only_if_its_node_accepts_jobs() -> None:
+    """Another user's drain is no loss, because the node is out of service."""
     slurm = OneNode()
     await do(slurm, "slurm.drain", target=NODE)
     action, slurm.readings = drains(slurm), 0
@@ -92,8 +92,8 @@ async def test_a_drain_is_read_once_and_then_only_where_its_node_takes_jobs() ->
     assert not await renewed(slurm)
 
 
-async def test_a_leased_drain_is_looked_at_as_often_as_others_and_renewed_in_each_third() -> None:
-    """One that a person ended is seen at the next look; one that stands needs no call in between."""
+async def test_a_leased_drain_is_checked_as_often_as_others_and_renewed_every_third() -> None:
+    """A drain that a user ended is noticed at the next check; an active one needs no call in between."""
     clock = ManualClock(NOW)
     slurm, action = await leased(clock)
     readings = slurm.readings
@@ -153,8 +153,8 @@ async def outage(clock: ManualClock, slurm: Counting, action: LeasedAction, effe
 
 
 @pytest.mark.parametrize(("other", "drains_made"), [("1h", 2), ("10m", 7)])
-async def test_a_shared_leased_drain_is_renewed_in_each_third_of_each_lease(other: str, drains_made: int) -> None:
-    """A shorter end by the other run is replaced before a third of the longer lease is left."""
+async def test_a_shared_leased_drain_is_renewed_every_third_of_each_lease(other: str, drains_made: int) -> None:
+    """A shorter end set by the other run is replaced before a third of the longer lease is left."""
     clock = ManualClock(NOW)
     slurm, action, effects = await shared(clock, "1h", other)
     for _ in range(40):
@@ -163,8 +163,8 @@ async def test_a_shared_leased_drain_is_renewed_in_each_third_of_each_lease(othe
     assert slurm.count == drains_made
 
 
-async def test_a_shared_drain_is_made_again_for_each_run_whose_lease_has_expired() -> None:
-    """After an outage. The second run joins the first one's new drain, also in a later round."""
+async def test_a_shared_drain_is_reapplied_for_each_run_whose_lease_has_expired() -> None:
+    """After an outage, the second run joins the first one's new drain, also in a later round."""
     clock = ManualClock(NOW)
     slurm, action, effects = await shared(clock, "1h", "10m")
     await outage(clock, slurm, action, effects)
@@ -180,8 +180,8 @@ async def test_a_shared_drain_is_made_again_for_each_run_whose_lease_has_expired
 
 
 @pytest.mark.parametrize("left", [-1.0, 1.0])
-async def test_a_shared_drain_that_a_person_ended_stays_ended(left: float) -> None:
-    """Before its end as the last renewal by any run gave it, or after the drain of another."""
+async def test_a_shared_drain_ended_by_a_user_stays_ended(left: float) -> None:
+    """The user ended it before its end by any run's last renewal, or after another run's drain."""
     clock = ManualClock(NOW)
     slurm, action, effects = await shared(clock, "10m", "1h")
     clock.sleep(15)
@@ -200,7 +200,7 @@ async def test_a_shared_drain_that_a_person_ended_stays_ended(left: float) -> No
     [(8, False), (0, False), (8, True)],
     ids=["seen", "between two readings", "its lease ended again"],
 )
-async def test_a_run_held_back_does_not_drain_again_what_a_person_ended_after_another_run_did(
+async def test_a_blocked_run_does_not_redo_a_drain_ended_by_a_user_after_another_run(
     rounds: int, by_lease: bool
 ) -> None:
     clock = ManualClock(NOW)
@@ -225,7 +225,7 @@ async def test_a_run_held_back_does_not_drain_again_what_a_person_ended_after_an
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-async def test_after_another_runs_drain_that_may_be_made_the_lease_proves_no_expiry(is_made: bool) -> None:
+async def test_after_another_runs_possible_drain_the_lease_does_not_prove_expiry(is_made: bool) -> None:
     clock = ManualClock(NOW)
     slurm, action, effects = await shared(clock, "1h", "10m")
     await outage(clock, slurm, action, effects)
@@ -236,8 +236,8 @@ async def test_after_another_runs_drain_that_may_be_made_the_lease_proves_no_exp
     assert [each.has_expired for each in await action.renew(effects, clock.now())] == [not is_made] * 2
 
 
-async def test_a_leased_drain_that_a_person_ended_stays_ended() -> None:
-    """Also when its lease would have ended, and beside drains without a lease, which are checked more often."""
+async def test_a_leased_drain_ended_by_a_user_stays_ended() -> None:
+    """This holds also after the end of its lease, and next to drains without a lease, checked more often."""
     clock = ManualClock(NOW)
     slurm, action = await leased(clock)
     slurm.known = FREE
@@ -249,8 +249,8 @@ async def test_a_leased_drain_that_a_person_ended_stays_ended() -> None:
 
 
 @pytest.mark.parametrize("others", ["Mia: fan", "trainmedic:a,b it is broken"], ids=["took it over", "shares it"])
-async def test_after_the_drain_of_another_the_lease_proves_no_expiry(others: str) -> None:
-    """A drain that two runs share has no end if one of them wants none."""
+async def test_after_another_runs_drain_the_lease_does_not_prove_expiry(others: str) -> None:
+    """A drain shared by two runs has no end if one of them needs none."""
     clock = ManualClock(NOW)
     slurm, action = await leased(clock)
     slurm.known = replace(slurm.known, reason=others, resume_after=None)
@@ -271,10 +271,10 @@ async def test_after_the_drain_of_another_the_lease_proves_no_expiry(others: str
     ],
     ids=["another run", "a person", "Slurm"],
 )
-async def test_an_expired_drain_is_only_recorded_if_the_node_was_out_for_another_reason_since(
+async def test_an_expired_drain_is_only_recorded_if_the_node_was_out_for_another_reason(
     states: set[str], reason: str
 ) -> None:
-    """A person may have returned it."""
+    """A user may have returned the node to service."""
     clock = ManualClock(NOW)
     slurm, action = await leased(clock)
     clock.sleep(11 * MINUTE)
@@ -288,7 +288,7 @@ async def test_an_expired_drain_is_only_recorded_if_the_node_was_out_for_another
 
 
 async def test_a_new_server_only_reports_the_end_of_a_leased_drain() -> None:
-    """It knows neither when the lease ended nor who ended the drain."""
+    """The server knows neither when the lease ended nor who ended the drain."""
     slurm = OneNode()
     (renewal,) = await renewed(slurm, made_at=NOW - timedelta(hours=1), lease="10m")
     assert (renewal.outcome, renewal.has_expired) == ("lost", False)
@@ -303,10 +303,10 @@ async def test_a_new_server_only_reports_the_end_of_a_leased_drain() -> None:
         (ClusterUnavailable("connection refused"), "read back", False),
     ],
 )
-async def test_after_a_failure_that_did_nothing_an_expired_drain_is_made_again_as_soon_as_possible(
+async def test_an_expired_drain_is_reapplied_promptly_after_a_failure_without_effect(
     failure: ActionFailure, fails: str, again: bool
 ) -> None:
-    """After one that may have made it, a person may have ended it since."""
+    """After a failure that may have had an effect, a user may have ended the drain."""
 
     class Failing(OneNode):
         fails = ""
@@ -341,8 +341,8 @@ async def test_after_a_failure_that_did_nothing_an_expired_drain_is_made_again_a
     assert slurm.known.is_drained is again
 
 
-async def test_a_drain_that_slurm_has_stored_is_not_lost_in_an_outage() -> None:
-    """The outage may be slurmrestd's, and a person may have ended the drain in it."""
+async def test_a_drain_stored_by_slurm_is_not_lost_in_an_outage() -> None:
+    """The outage may be slurmrestd's, and a user may have ended the drain during it."""
     clock = ManualClock(NOW)
     slurm = OneNode()
     await do(slurm, "slurm.drain", target=NODE)
@@ -374,7 +374,7 @@ async def renewed_hold(
     return await action.renew([effect], NOW + timedelta(seconds=10))
 
 
-async def test_a_held_job_is_read_until_the_hold_is_stored_and_then_only_if_it_is_not_held() -> None:
+async def test_a_held_job_is_read_until_the_hold_is_stored_and_then_only_if_not_held() -> None:
     slurm = OneJob()
     await do(slurm, "slurm.hold")
     services = Services(ManualClock(NOW), None, None, slurm=slurm, slurm_topology=lambda: slurm.topology)  # type: ignore[arg-type]
@@ -392,14 +392,14 @@ async def test_a_held_job_is_read_until_the_hold_is_stored_and_then_only_if_it_i
 
 
 @pytest.mark.parametrize("name", ["slurm.hold", "slurm.reserve"])
-def test_what_has_no_lease_cannot_be_made_again(name: str) -> None:
+def test_an_effect_without_a_lease_cannot_be_reapplied(name: str) -> None:
     watched = registry.specs_only().action_class(name)
     assert issubclass(watched, WatchedAction)
     assert not issubclass(watched, LeasedNodeAction)
     assert not hasattr(watched, "make_again")
 
 
-async def test_a_hold_of_an_ended_or_deleted_job_or_of_another_is_no_loss() -> None:
+async def test_a_hold_of_an_ended_deleted_or_different_job_is_no_loss() -> None:
     slurm = OneJob()
     slurm.known = replace(slurm.known, is_held=True, admin_comment="Mia's")
     output = await do(slurm, "slurm.hold")
@@ -449,7 +449,7 @@ async def renewed_reservation(
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_a_reservation_that_a_step_ended_is_neither_lost_nor_made_again(again: bool) -> None:
+async def test_a_reservation_ended_by_a_step_is_neither_lost_nor_reapplied(again: bool) -> None:
     slurm = OneReservation()
     assert not await renewed_reservation(slurm, again, made_at=NOW, restore=True)
     assert not slurm.made
@@ -462,15 +462,15 @@ async def test_a_reservation_that_a_step_ended_is_neither_lost_nor_made_again(ag
         ("n[1-9999]", "it may be in the reservation maintenance of another, whose list of nodes names more than"),
     ],
 )
-async def test_a_node_that_a_reservation_of_another_may_include_is_not_reserved(nodes: str, why: str) -> None:
+async def test_a_node_possibly_in_another_users_reservation_is_not_reserved(nodes: str, why: str) -> None:
     slurm = OneReservation()
     slurm.made = [SlurmReservation("maintenance", nodes, ("root",), starts_at=NOW - timedelta(hours=1))]
     with pytest.raises(PermanentFailure, match=why):
         await do(slurm, "slurm.reserve", target=NODE)
 
 
-async def test_a_reservation_that_a_person_may_have_ended_or_changed_is_only_reported() -> None:
-    """At the end of its time it is no loss."""
+async def test_a_reservation_possibly_ended_or_changed_by_a_user_is_only_reported() -> None:
+    """A reservation whose time is over is no loss."""
     slurm = OneReservation()
     (renewal,) = await renewed_reservation(slurm, made_at=NOW)
     assert (renewal.outcome, renewal.has_expired) == ("lost", False)
@@ -482,7 +482,7 @@ async def test_a_reservation_that_a_person_may_have_ended_or_changed_is_only_rep
 
 
 @pytest.mark.parametrize("lease", [None, "10m"])
-async def test_the_drain_of_another_that_a_step_found_is_not_renewed(lease: str | None) -> None:
+async def test_another_users_drain_found_by_a_step_is_not_renewed(lease: str | None) -> None:
     slurm = OneNode()
     slurm.known = replace(slurm.known, states=frozenset({"IDLE", "DRAIN"}), reason="Mia: fan")
     output = await do(slurm, "slurm.drain", target=NODE, lease=lease)
@@ -492,15 +492,15 @@ async def test_the_drain_of_another_that_a_step_found_is_not_renewed(lease: str 
     assert drains(slurm).granted(own) == timedelta(seconds=45)
 
 
-async def test_a_drain_whose_time_is_over_is_no_loss() -> None:
+async def test_a_drain_whose_time_has_ended_is_no_loss() -> None:
     slurm = OneNode()
     assert not await renewed(slurm, made_at=NOW - timedelta(hours=2), resume_after="1h")
     assert [each.outcome for each in await renewed(slurm, made_at=NOW, resume_after="1h")] == ["lost"]
 
 
 @pytest.mark.parametrize("first", ["leased", "lasting"])
-async def test_a_lease_does_not_end_the_drain_of_another_run(first: str) -> None:
-    """Once the lasting drain is undone, the leased one has an end again."""
+async def test_a_lease_does_not_end_another_runs_drain(first: str) -> None:
+    """Once the permanent drain is undone, the leased one has an end again."""
     slurm = OneNode()
     for kind in ("leased", "lasting") if first == "leased" else ("lasting", "leased"):
         given = {"lease": "10m"} if kind == "leased" else {}

@@ -88,8 +88,8 @@ def test_every_gpu_has_its_metrics_with_index_name_and_uuid(
     assert {dict(labels)["gpu_id"] for name, labels in shown if name == "gpu_temperature_celsius"} == {"0", "1"}
 
 
-def test_throttle_reasons_errors_and_xids_are_told(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:
-    """Every reason has its series, so that one that ends is seen to end."""
+def test_throttle_reasons_errors_and_xids_are_reported(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:
+    """Every reason has its series, so that its end is visible."""
     gpus.inventory()
     driver.heat(0, 92)
     driver.ecc(0, 5, 2)
@@ -104,10 +104,10 @@ def test_throttle_reasons_errors_and_xids_are_told(driver: Driver, gpus: NvmlGpu
     assert of(shown, "gpu_last_xid", uuid=SECOND) is None
 
 
-def test_a_reading_that_fails_is_left_out_and_counted(
+def test_a_failed_reading_is_left_out_and_counted(
     driver: Driver, gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch, collector: Collectors
 ) -> None:
-    """A value that is not known is not zero; the other GPU's stays."""
+    """An unknown value is not zero; the other GPU's stays."""
     monkeypatch.setattr(exporters, "_REUSED_SECONDS", 0)
     driver.fail("nvmlDeviceGetUtilizationRates", standin.UNKNOWN, gpu=0)
     collected = collector()
@@ -119,7 +119,7 @@ def test_a_reading_that_fails_is_left_out_and_counted(
     assert of(shown, "gpu_temperature_celsius", uuid=FIRST) == 38
 
 
-def test_a_lost_gpu_takes_no_other_with_it(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:
+def test_a_lost_gpu_does_not_affect_others(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:
     """It has no series, and is counted as missing."""
     gpus.inventory()
     driver.lose(0)
@@ -130,10 +130,10 @@ def test_a_lost_gpu_takes_no_other_with_it(driver: Driver, gpus: NvmlGpus, colle
     assert of(shown, "gpu_reading_errors_total", uuid=FIRST, reading="all") == 1
 
 
-def test_a_card_that_does_not_offer_something_has_no_series_of_it(
+def test_a_reading_that_a_card_does_not_support_has_no_series(
     make_driver: Callable[..., Driver], collector: Collectors
 ) -> None:
-    """And no error either."""
+    """This is no error either."""
     make_driver((Card(uuid="GPU-a", min_watts=0, mig=None),))
     gpus = NvmlGpus()
     shown = scrape(collector(read=gpus))
@@ -144,8 +144,8 @@ def test_a_card_that_does_not_offer_something_has_no_series_of_it(
     assert not [name for name, _ in shown if name == "gpu_reading_errors_total"]
 
 
-def test_the_agent_tells_of_itself(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:
-    """Caps and their leases, what is owed, commands, faults, and whether Redis hears it."""
+def test_the_agent_reports_on_itself(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:
+    """The metrics are caps, leases, pending undos, commands, faults, and the connection to Redis."""
     counters = AgentCounters()
     counters.commands.add(("gpu.power_limit", "applied"))
     counters.commands.add(("gpu.power_limit", "applied"))
@@ -171,10 +171,10 @@ def test_the_agent_tells_of_itself(driver: Driver, gpus: NvmlGpus, collector: Co
     assert of(scrape(collector(power, counters)), "trainmedic_agent_power_owed", uuid=FIRST) == 1
 
 
-def test_a_driver_that_hangs_costs_the_gpus_and_not_the_scrape(
+def test_a_hanging_driver_costs_the_gpus_but_not_the_scrape(
     driver: Driver, gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch, collector: Collectors
 ) -> None:
-    """The agent's own metrics are told, and a limit can still be set on the GPU that does not hang."""
+    """The agent's own metrics are reported, and a limit can still be set on the other GPU."""
     monkeypatch.setattr(exporters, "_WAIT_SECONDS", 0.05)
     monkeypatch.setattr(exporters, "_REUSED_SECONDS", 0)
     collected = collector()
@@ -250,10 +250,10 @@ def test_scrapers_share_a_reading(driver: Driver, gpus: NvmlGpus, collector: Col
     assert of(scrape(collected), "gpu_reading_errors_total", uuid=FIRST, reading="utilization") == 1
 
 
-def test_the_endpoint_answers_over_http_and_says_when_it_cannot(
+def test_the_endpoint_answers_over_http_and_reports_when_it_cannot(
     driver: Driver, gpus: NvmlGpus, collector: Collectors
 ) -> None:
-    """On a port that it picks; a port in use is an error with what to do."""
+    """It picks a free port; a port in use is an error with a remedy."""
     served = Exporter(collector(), "127.0.0.1", 0)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=60) as reply:
@@ -265,7 +265,7 @@ def test_the_endpoint_answers_over_http_and_says_when_it_cannot(
 
 
 def test_a_scrape_may_ask_for_some_metrics_by_name(driver: Driver, gpus: NvmlGpus, collector: Collectors) -> None:
-    """As Prometheus does with ``params: {name[]: [...]}``."""
+    """Prometheus does so with ``params: {name[]: [...]}``."""
     served = Exporter(collector(), "127.0.0.1", 0)
     asked = "name[]=gpu_temperature_celsius&name[]=process_open_fds"
     try:

@@ -60,7 +60,7 @@ def agent(driver: Driver, tmp_path: Path) -> Iterator[Agent]:
     started.stop()
 
 
-def test_an_error_outlives_a_later_one_and_the_agent(driver: Driver, agent: Agent) -> None:
+def test_an_error_survives_a_later_one_and_an_agent_restart(driver: Driver, agent: Agent) -> None:
     """48 is followed by the clean-up code 45; neither that nor a restart of the agent ends it."""
     driver.xid(0, 48)
     driver.xid(0, 45)
@@ -85,8 +85,8 @@ def test_errors_of_a_gpu_that_is_listed_later_count(agent: Agent) -> None:
     assert agent.xids() == {FIRST: {48: 1}, "GPU-late": {79: 1}}
 
 
-def test_a_gpu_that_is_gone_keeps_its_errors_and_is_missed(driver: Driver, agent: Agent) -> None:
-    """79 is the last word of a GPU."""
+def test_a_missing_gpu_keeps_its_errors_and_is_reported(driver: Driver, agent: Agent) -> None:
+    """79 is the last XID that a GPU reports."""
     driver.xid(0, 79)
     driver.lose(0)
     agent.look()  # in which a reading shows that it is lost
@@ -98,7 +98,7 @@ def test_a_gpu_that_is_gone_keeps_its_errors_and_is_missed(driver: Driver, agent
     assert (agent.xids(), agent.missing()) == ({FIRST: {79: 1}}, [FIRST])
 
 
-def test_a_start_of_the_machine_ends_errors_and_misses_what_did_not_come_back(driver: Driver, agent: Agent) -> None:
+def test_a_reboot_ends_errors_and_reports_gpus_that_did_not_return(driver: Driver, agent: Agent) -> None:
     """A driver that lists one GPU fewer after a reboot has not been repaired."""
     driver.xid(0, 79)
     driver.xid(1, 48)
@@ -114,7 +114,7 @@ def test_a_start_of_the_machine_ends_errors_and_misses_what_did_not_come_back(dr
 def test_a_reset_ends_the_errors_of_its_gpu(
     make_driver: Callable[..., Driver], tmp_path: Path, while_away: bool, sign: str
 ) -> None:
-    """Seen by either sign, also if the agent was away meanwhile; the other GPU keeps its own."""
+    """Either sign shows it, even if the agent was down at the time; the other GPU keeps its own errors."""
     both = [Card(card.uuid, card.pci, counts_energy=sign == "energy") for card in cards(2)]
     driver = make_driver(both)
     for place in (0, 1):
@@ -138,8 +138,8 @@ def test_a_reset_ends_the_errors_of_its_gpu(
     agent.stop()
 
 
-def test_nothing_else_ends_them(driver: Driver, agent: Agent) -> None:
-    """Neither a reading that fails, nor a driver that is away for a while."""
+def test_nothing_else_ends_the_errors(driver: Driver, agent: Agent) -> None:
+    """A failing reading and an unavailable driver do not."""
     driver.ask_for(0, RESET)
     driver.xid(0, 48)
     agent.look()
@@ -154,8 +154,8 @@ def test_nothing_else_ends_them(driver: Driver, agent: Agent) -> None:
     assert agent.xids() == {FIRST: {48: 1}}
 
 
-def test_a_card_in_its_place_ends_the_wait_for_it(make_driver: Callable[..., Driver], tmp_path: Path) -> None:
-    """A GPU that was replaced is not missed; one that was taken out is, until somebody says so."""
+def test_a_replacement_card_ends_the_wait_for_the_old_one(make_driver: Callable[..., Driver], tmp_path: Path) -> None:
+    """A replaced GPU is not reported missing; a removed one is, until a user confirms the removal."""
     old, new = Card("GPU-old", "0000:18:00.0"), Card("GPU-new", "0000:18:00.0")
     other = Card("GPU-other", "0000:20:00.0")
     driver = make_driver((old, other, new))
@@ -180,10 +180,10 @@ def test_a_card_in_its_place_ends_the_wait_for_it(make_driver: Callable[..., Dri
     agent.stop()
 
 
-def test_a_disk_that_takes_nothing_costs_no_error(
+def test_an_unwritable_disk_loses_no_error(
     driver: Driver, agent: Agent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is shown, and written later."""
+    """The error is shown, and written later."""
 
     def full(*_: object) -> None:
         raise JournalUnavailable("no space")
@@ -215,10 +215,10 @@ def test_a_disk_that_takes_nothing_costs_no_error(
         (154, None, "ask"),
     ],
 )
-def test_an_error_says_what_it_asks_for(
+def test_an_error_states_the_required_action(
     driver: Driver, agent: Agent, code: int, asked_for: int | None, action: str
 ) -> None:
-    """By the catalogue; where that is the driver's to say, by its own word; somebody looks at what neither knows."""
+    """The catalogue decides, or the driver's recovery action; unknown errors need a manual check."""
     driver.ask_for(0, asked_for)
     driver.xid(0, code)
     agent.look()
@@ -227,7 +227,7 @@ def test_an_error_says_what_it_asks_for(
     assert (error.labels["xid"], error.labels["action"], error.value) == (str(code), action, 1)
 
 
-def test_forgetting_a_gpu_does_not_hide_what_is_unwritten_of_another(
+def test_forgetting_a_gpu_does_not_hide_another_gpus_unwritten_errors(
     driver: Driver, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:

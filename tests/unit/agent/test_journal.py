@@ -38,8 +38,8 @@ def reopened(journal: Journal, directory: Path) -> Journal:
     return Journal(directory)
 
 
-def test_a_command_is_taken_once(journal: Journal) -> None:
-    """The second taking of an id says what became of the first."""
+def test_a_command_is_accepted_once(journal: Journal) -> None:
+    """The second acceptance of an id returns the outcome of the first."""
     assert journal.claim(cap_command("c1"), NOW) is None
     assert journal.claim(cap_command("c1"), NOW) == CommandRecord(envelope.ACCEPTED)
     ended_at = NOW + timedelta(seconds=1)
@@ -49,8 +49,8 @@ def test_a_command_is_taken_once(journal: Journal) -> None:
     assert known.at == ended_at
 
 
-def test_what_was_taken_is_found_again_after_a_restart(journal: Journal, tmp_path: Path) -> None:
-    """Unfinished commands come back whole, oldest first."""
+def test_accepted_commands_are_found_again_after_a_restart(journal: Journal, tmp_path: Path) -> None:
+    """Unfinished commands are returned complete, oldest first."""
     journal.claim(cap_command("c2"), NOW + timedelta(seconds=1))
     journal.claim(cap_command("c1"), NOW + timedelta(seconds=2))
     journal.claim(cap_command("c0"), NOW)
@@ -61,7 +61,7 @@ def test_what_was_taken_is_found_again_after_a_restart(journal: Journal, tmp_pat
 
 
 def test_a_reply_waits_until_it_was_sent(journal: Journal, tmp_path: Path) -> None:
-    """Outcomes are unsent, over a restart too, until somebody says that they were sent."""
+    """Outcomes are unsent, over a restart too, until they are marked as sent."""
     journal.claim(cap_command("c1"), NOW)
     assert journal.unsent(10) == []
     journal.record_outcome("c1", CommandRecord(envelope.FAILED, {"reason": "lost"}, at=NOW))
@@ -72,8 +72,8 @@ def test_a_reply_waits_until_it_was_sent(journal: Journal, tmp_path: Path) -> No
     again.close()
 
 
-def test_a_revoked_command_is_never_taken(journal: Journal) -> None:
-    """An undo that came first bars the way for what it undoes, and nobody is told of that unasked."""
+def test_a_revoked_command_is_never_accepted(journal: Journal) -> None:
+    """An early undo blocks its command, and no unrequested reply is sent about it."""
     journal.revoke("c1", NOW)
     known = journal.claim(cap_command("c1"), NOW)
     assert known is not None
@@ -81,7 +81,7 @@ def test_a_revoked_command_is_never_taken(journal: Journal) -> None:
     assert journal.unsent(10) == []
 
 
-def test_a_command_that_expired_can_come_again(journal: Journal) -> None:
+def test_an_expired_command_can_be_sent_again(journal: Journal) -> None:
     """It was never applied, and the server may send it once more with more time; the old answer is void then."""
     journal.claim(cap_command("c1"), NOW)
     journal.record_outcome("c1", CommandRecord(envelope.EXPIRED, at=NOW))
@@ -90,7 +90,7 @@ def test_a_command_that_expired_can_come_again(journal: Journal) -> None:
 
 
 def test_old_outcomes_are_pruned_and_nothing_else(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither what is open nor what waits to be sent is ever forgotten."""
+    """Open commands and unsent outcomes are never forgotten."""
     journal.claim(cap_command("open"), NOW)
     for name in ("unsent", "old", "new"):
         journal.claim(cap_command(name), NOW)
@@ -105,7 +105,7 @@ def test_old_outcomes_are_pruned_and_nothing_else(journal: Journal, monkeypatch:
     assert journal.look_up("unsent")
 
 
-def test_a_transaction_that_raises_leaves_nothing(journal: Journal) -> None:
+def test_a_transaction_that_raises_changes_nothing(journal: Journal) -> None:
     """Tables of other parts are changed wholly or not at all."""
     journal.install("power", [["CREATE TABLE caps (gpu TEXT)"]])
 
@@ -120,7 +120,7 @@ def test_a_transaction_that_raises_leaves_nothing(journal: Journal) -> None:
         assert connection.execute("SELECT * FROM caps").fetchall() == []
 
 
-def test_a_part_is_brought_up_to_date_once(journal: Journal, tmp_path: Path) -> None:
+def test_a_schema_part_is_migrated_once(journal: Journal, tmp_path: Path) -> None:
     """Each version's statements run once, over restarts too."""
     first = ["CREATE TABLE caps (gpu TEXT)"]
     journal.install("power", [first])
@@ -134,7 +134,7 @@ def test_a_part_is_brought_up_to_date_once(journal: Journal, tmp_path: Path) -> 
 
 
 def test_the_log_stays_within_a_part_of_the_reserve(journal: Journal, tmp_path: Path) -> None:
-    """On a full disk the reserve is all that it may grow by, so it is used again from its beginning."""
+    """On a full disk, it may grow only by the reserve, so it is reused from its start."""
     for number in range(200):
         journal.claim(cap_command(f"c{number}"), NOW)
         journal.record_outcome(f"c{number}", CommandRecord(envelope.APPLIED, at=NOW))
@@ -142,28 +142,28 @@ def test_the_log_stays_within_a_part_of_the_reserve(journal: Journal, tmp_path: 
 
 
 def test_opening_a_journal_again_writes_nothing(journal: Journal, tmp_path: Path) -> None:
-    """An agent whose disk is full and whose reserve is used up still starts, and ends what is over."""
+    """An agent with a full disk and a used-up reserve still starts, and ends expired effects."""
     again = reopened(journal, tmp_path)
     with again.transaction() as connection:
         assert connection.total_changes == 0
     again.close()
 
 
-def test_two_agents_never_share_a_memory(journal: Journal, tmp_path: Path) -> None:
-    """The second one is told which directory, and what to do."""
+def test_two_agents_never_share_a_state_directory(journal: Journal, tmp_path: Path) -> None:
+    """The error of the second one names the directory and the remedy."""
     with pytest.raises(ConfigurationError, match=r"another agent.*--state-dir"):
         Journal(tmp_path)
 
 
-def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_journal_is_named(tmp_path: Path) -> None:
     """The error says which file it is about."""
     (tmp_path / "agent.db").write_text("not a database, " * 100)
     with pytest.raises(JournalUnavailable, match=r"agent\.db"):
         Journal(tmp_path)
 
 
-def test_a_journal_that_cannot_be_written_says_so(journal: Journal) -> None:
-    """Every error of SQLite is one error of ours."""
+def test_an_unwritable_journal_is_reported(journal: Journal) -> None:
+    """Every SQLite error becomes one error of the agent."""
     journal._connection.execute("PRAGMA query_only = ON")
     with pytest.raises(JournalUnavailable, match="read-only") as caught:
         journal.claim(cap_command("c1"), NOW)
@@ -171,7 +171,7 @@ def test_a_journal_that_cannot_be_written_says_so(journal: Journal) -> None:
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_journal_that_has_gone_takes_nothing(journal: Journal, tmp_path: Path, is_replaced: bool) -> None:
+def test_a_deleted_journal_accepts_nothing(journal: Journal, tmp_path: Path, is_replaced: bool) -> None:
     """SQLite goes on with a file that has no name any more, and all that is written there is lost. Put back, it is used
     again."""
     directory = tmp_path.rename(tmp_path.with_name("gone"))
@@ -187,29 +187,29 @@ def test_a_journal_that_has_gone_takes_nothing(journal: Journal, tmp_path: Path,
     assert journal.claim(cap_command("c1"), NOW) is None
 
 
-def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    """The error names the directory, and the setting that names another."""
+def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
+    """The error names the directory, and the setting for another one."""
     (tmp_path / "file").touch()
     with pytest.raises(JournalUnavailable, match=r"file.*--state-dir"):
         Journal(tmp_path / "file")
 
 
-def test_only_its_owner_reads_it(journal: Journal, tmp_path: Path) -> None:
+def test_only_its_owner_can_read_the_journal(journal: Journal, tmp_path: Path) -> None:
     """Outputs name files and processes of the node."""
     assert (tmp_path / "agent.db").stat().st_mode & 0o077 == 0
 
 
-def test_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
-    """Also a lock file that an earlier agent has left open to all: who can open it could keep the agent out."""
+def test_no_other_user_can_hold_the_lock(tmp_path: Path) -> None:
+    """A lock file that an earlier agent left open to all counts too: any opener could lock the agent out."""
     (tmp_path / "agent.lock").touch(0o644)
     Journal(tmp_path).close()
     assert (tmp_path / "agent.lock").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_journal_is_whole_since_it_was_made_or_since_the_newest_that_it_forgot(
+def test_a_journal_is_complete_since_its_creation_or_the_newest_entry_it_forgot(
     journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over restarts too. By that an undo of a command that it does not have is certain, or is not."""
+    """This holds over restarts too. It decides whether an undo of an unknown command is certain."""
     made_at = journal.whole_since()
     assert abs(made_at - datetime.now(UTC)) < timedelta(minutes=1)
     journal.claim(cap_command("c1"), made_at + timedelta(days=1))
@@ -229,8 +229,8 @@ def test_a_journal_is_whole_since_it_was_made_or_since_the_newest_that_it_forgot
     again.close()
 
 
-def test_a_journal_of_an_earlier_release_is_whole_since_its_oldest_command(tmp_path: Path) -> None:
-    """It may have been made anew right before that."""
+def test_an_earlier_releases_journal_is_complete_since_its_oldest_command(tmp_path: Path) -> None:
+    """It may have been recreated right before that."""
     before = Journal(tmp_path)
     before.claim(cap_command("c1"), NOW)
     before.claim(cap_command("c2"), NOW + timedelta(days=1))

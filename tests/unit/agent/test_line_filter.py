@@ -22,8 +22,8 @@ BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)
 KEY = ("-----BEGIN RSA PRIVATE KEY-----", "needle" * 8, "-----END RSA PRIVATE KEY-----")
 
 
-def test_of_a_pattern_the_longest_text_that_it_needs_is_known() -> None:
-    """Of each alternative; what may be missing, and what is any of several letters, is none of it."""
+def test_the_longest_text_required_by_a_pattern_is_known() -> None:
+    """The length is found for each alternative; optional parts and character classes do not count."""
     assert required_patterns("CUDA error|ou?t of mem.*ory") == [rb"CUDA\ error", rb"t\ of\ mem"]
     assert required_patterns(r"^step \d+ loss=nan\.$") == [rb"\ loss\=nan"]
     assert required_patterns("(?i)killed|größe") == [b"(?i:illed)", b"(?i:gr)"]
@@ -31,8 +31,8 @@ def test_of_a_pattern_the_longest_text_that_it_needs_is_known() -> None:
         assert required_patterns(unknown) is None, unknown
 
 
-def test_a_text_in_which_a_pattern_is_found_has_what_that_pattern_needs() -> None:
-    """Whatever the pattern."""
+def test_a_text_that_matches_a_pattern_contains_what_the_pattern_requires() -> None:
+    """This holds for every pattern."""
     chance = random.Random(7)
     known = found = 0
     for _ in range(20_000):
@@ -103,10 +103,10 @@ def hostile_lines(chance: random.Random) -> list[str]:
 @pytest.mark.parametrize(
     "grep", ["needle", "^needle", "(?i)needle .*7$", r"n\wedle|\*\*\*", "dle without", "<59", "none"]
 )
-def test_what_is_found_is_what_a_look_at_every_line_finds(
+def test_the_filter_finds_the_same_as_a_check_of_every_line(
     grep: str, skips_ranks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same times, also where the line before says none, or is passed over."""
+    """It finds the same times, also if the line before states none or is skipped."""
     monkeypatch.setattr(file_lines, "PIECE", 8 * 1024)
     log = tmp_path / "log"
     lines = hostile_lines(random.Random(11))
@@ -130,8 +130,8 @@ def test_what_is_found_is_what_a_look_at_every_line_finds(
     assert bool(closely) == (grep != "none")
 
 
-def test_lines_without_what_is_looked_for_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a piece of the file all but the last that says a time are passed over."""
+def test_lines_without_the_required_text_are_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a piece of the file, all of them are skipped except the last that states a time."""
     looked_at: list[bytes] = []
     parse = wanted_lines.parse
 

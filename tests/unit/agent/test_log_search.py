@@ -72,8 +72,8 @@ def record(rank: int, seconds: float, **fields: Any) -> str:
     return json.dumps({"ts": at(seconds), "job": "llm-1", "rank": rank, "level": "info", "event": "step", **fields})
 
 
-def test_the_lines_of_all_files_come_by_time_each_with_its_rank(node: Node) -> None:
-    """Of a torchrun the launcher's log has the same lines once more, and those are passed over."""
+def test_the_lines_of_all_files_are_ordered_by_time_with_their_rank(node: Node) -> None:
+    """torchrun's launcher log repeats the same lines, and those are skipped."""
     out = "ranks-gpu-07/none_x/attempt_0"
     node.write("rank-0.jsonl", record(0, 50, step=1), record(0, 30, step=2))
     node.write(f"{out}/0/stdout.log", f"{at(40)} rank 0 says something", "and goes on")
@@ -109,17 +109,17 @@ def test_the_lines_of_all_files_come_by_time_each_with_its_rank(node: Node) -> N
         ({"job": "llm-2"}, []),
     ],
 )
-def test_each_part_of_a_query_leaves_out_what_does_not_answer_it(
+def test_each_part_of_a_query_excludes_lines_that_do_not_match_it(
     node: Node, change: dict[str, Any], expected: list[str]
 ) -> None:
-    """And nothing else."""
+    """It excludes no others."""
     out = "ranks-gpu-07/none_x/attempt_0"
     node.write(f"{out}/0/stdout.log", f"{at(50)} a1", f"{at(30)} ERROR a2")
     node.write(f"{out}/1/stdout.log", f"{at(40)} WARNING b1", f"{at(20)} b2")
     assert [line.text[-2:] for line in node.found(replace(QUERY, **change))] == expected
 
 
-def test_the_kernel_is_asked_only_where_it_is_wanted(node: Node) -> None:
+def test_the_kernel_is_searched_only_if_requested(node: Node) -> None:
     """Its lines belong to the node, so that they come for each rank."""
     node.kernel.write_text(f"{at(10)} gpu-07 kernel: NVRM: Xid (PCI:0000:9b:00): 79\n")
     assert node.found() == []
@@ -133,7 +133,7 @@ def test_the_kernel_is_asked_only_where_it_is_wanted(node: Node) -> None:
 
 
 def test_secrets_are_masked_and_no_pattern_finds_them(node: Node) -> None:
-    """Whoever searches must not be able to guess a token letter by letter; a key of many lines is masked whole."""
+    """A search must not allow guessing a token letter by letter; a key of many lines is masked whole."""
     token = "hf_" + "a" * 30
     key = ["-----BEGIN RSA PRIVATE KEY-----", "MIIEow", "-----END RSA PRIVATE KEY-----"]
     node.write("launcher-gpu-07.log", f"{at(10)} logging in with {token}", *key, "done")
@@ -144,8 +144,8 @@ def test_secrets_are_masked_and_no_pattern_finds_them(node: Node) -> None:
     assert node.found(replace(QUERY, grep="MIIE")) == []
 
 
-def test_pages_have_each_line_once_also_over_a_rotation(node: Node) -> None:
-    """Whatever the pages' sizes, and though a file is renamed between two of them and written on."""
+def test_pages_contain_each_line_once_even_over_a_rotation(node: Node) -> None:
+    """This holds for all page sizes, even if a file is renamed and extended between two pages."""
     file = node.write("launcher-gpu-07.log", *(f"{at(3000 - number)} line {number}" for number in range(1000)))
     node.write("rank-0.jsonl", *(record(0, 3000 - 2 * number, step=number) for number in range(500)))
     search, places, lines = node.searcher(), {}, []  # type: ignore[var-annotated]
@@ -166,7 +166,7 @@ def test_pages_have_each_line_once_also_over_a_rotation(node: Node) -> None:
     assert sum(line.source == "training" for line in lines) == 500
 
 
-def test_who_follows_gets_what_is_new(node: Node) -> None:
+def test_a_following_search_gets_new_lines(node: Node) -> None:
     """A line counts once it is whole."""
     file = node.write("launcher-gpu-07.log", f"{at(10)} first")
     search = node.searcher()
@@ -181,8 +181,8 @@ def test_who_follows_gets_what_is_new(node: Node) -> None:
     assert line.text.endswith(" second")
 
 
-def test_the_beginning_of_a_large_file_is_not_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is looked for by the times of its lines."""
+def test_the_start_of_a_large_file_is_not_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start position is found by the times of its lines."""
     lines = [f"{at(100_000 - number)} {'x' * 100} line {number}" for number in range(100_000)]
     node.write("launcher-gpu-07.log", *lines)
     read: list[int] = []
@@ -199,8 +199,8 @@ def test_the_beginning_of_a_large_file_is_not_read(node: Node, monkeypatch: pyte
     assert sum(read) < 2_000_000
 
 
-def test_of_a_large_file_without_times_the_end_is_searched_and_that_is_said(node: Node) -> None:
-    """Its lines have the time at which it was written last, and say that it is guessed."""
+def test_only_the_end_of_a_large_file_without_times_is_searched_and_reported(node: Node) -> None:
+    """Its lines have the time of the last write, marked as guessed."""
     node.write("launcher-gpu-07.log", *(f"{'x' * 100} line {number}" for number in range(30_000)))
     page = node.searcher().page(QUERY, {})
     assert page.notes == ["1 files on gpu-07 have no timestamps; only the last 1 MiB of each is searched"]
@@ -211,7 +211,7 @@ def test_of_a_large_file_without_times_the_end_is_searched_and_that_is_said(node
 
 
 def test_a_flood_is_read_in_bounded_pieces(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that finds nothing ends after so many bytes, and the next one goes on there."""
+    """A page that finds nothing ends after a byte limit, and the next one continues there."""
     monkeypatch.setattr(searcher, "MOST_READ", 300_000)
     node.write("launcher-gpu-07.log", *(f"{at(3000)} {'x' * 100} line {number}" for number in range(10_000)))
     search, places, pages = node.searcher(), {}, 0  # type: ignore[var-annotated]
@@ -226,8 +226,8 @@ def test_a_flood_is_read_in_bounded_pieces(node: Node, monkeypatch: pytest.Monke
     assert pages > 3
 
 
-def test_files_that_jobs_may_not_put_forward_are_not_read(node: Node, tmp_path: Path) -> None:
-    """Neither links nor pipes; a search ends all the same."""
+def test_files_that_jobs_may_not_present_are_not_read(node: Node, tmp_path: Path) -> None:
+    """Links and pipes are not read; the search still ends."""
     secret = tmp_path / "secret"
     secret.write_text("a secret\n")
     (node.attempt / "launcher-gpu-07.log").symlink_to(secret)
@@ -240,8 +240,8 @@ def ask(executor: Executor, **params: Any) -> Mapping[str, Any]:
     return log_pages.unpacked(executor.perform(accepted)["page"])
 
 
-def test_an_answer_fits_into_a_reply_and_the_next_one_goes_on(node: Node) -> None:
-    """Lines that hardly compress come in several answers."""
+def test_an_answer_fits_into_a_reply_and_the_next_one_continues(node: Node) -> None:
+    """Lines that hardly compress are returned in several answers."""
     noise = random.Random(1)
     lines = [f"{at(3000 - number)} {noise.randbytes(100).hex()} {number}" for number in range(2000)]
     node.write("launcher-gpu-07.log", *lines)
@@ -270,14 +270,14 @@ def test_an_answer_fits_into_a_reply_and_the_next_one_goes_on(node: Node) -> Non
         ({"job": "llm-1", "since": at(0), "cursor": log_pages.packed({"places": "[1]"})}, "not from this agent"),
     ],
 )
-def test_a_query_that_makes_no_sense_is_rejected(node: Node, params: dict[str, Any], reason: str) -> None:
-    """With what is wrong about it."""
+def test_an_invalid_query_is_rejected(node: Node, params: dict[str, Any], reason: str) -> None:
+    """The message says what is wrong."""
     with pytest.raises(CommandRejected, match=reason):
         ask(search_executor(node.searcher()), **params)
 
 
-def test_without_a_policy_for_logs_nothing_is_read() -> None:
-    """And the answer says why."""
+def test_without_a_log_policy_nothing_is_read() -> None:
+    """The answer states the reason."""
     with pytest.raises(CommandRejected, match="has no logs part"):
         ask(NoLogsExecutor(), **QUERY.to_wire())
 
@@ -332,10 +332,8 @@ class KernelBuffer:
     def close(self) -> None: ...
 
 
-def test_what_the_kernel_keeps_itself_is_searched_by_the_numbers_of_its_lines(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each line once over two pages, with its level; the time is counted from the boot."""
+def test_the_kernel_buffer_is_searched_by_line_numbers(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line is returned once over two pages, with its level; the time is counted from the boot."""
     since_boot = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6) - 10_000_000
     lines = [(7, f"3,7,{since_boot},-;NVRM: Xid".encode()), (8, f"6,8,{since_boot + 1},-;eth0 up".encode())]
     buffers = [KernelBuffer(*lines), KernelBuffer(*lines, (9, f"4,9,{since_boot + 2},-;warm".encode()))]

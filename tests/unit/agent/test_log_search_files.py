@@ -107,8 +107,8 @@ def rename_and_pack(log: Path) -> None:
 
 @pytest.mark.parametrize("rotate", [rename, copy_and_truncate, rename_and_pack])
 @pytest.mark.parametrize("seed", range(4))
-def test_who_follows_over_rotations_gets_each_line_once(rotate: Any, seed: int, node: SearchedNode) -> None:
-    """Whenever the file is rotated, between two looks or before a line of it was read."""
+def test_following_over_rotations_returns_each_line_once(rotate: Any, seed: int, node: SearchedNode) -> None:
+    """The file is rotated between two checks, or before one of its lines was read."""
     choice = random.Random(seed)
     node.write(3)
     found = node.follow()
@@ -123,8 +123,8 @@ def test_who_follows_over_rotations_gets_each_line_once(rotate: Any, seed: int, 
     assert found == list(range(node.count))
 
 
-def test_what_was_written_after_the_last_scan_is_in_a_short_window(node: SearchedNode) -> None:
-    """A log that was quiet, and the scan that a search a moment ago has made of it."""
+def test_lines_written_after_the_last_scan_are_in_a_short_window(node: SearchedNode) -> None:
+    """A quiet log is searched after another search has just scanned it."""
     node.write(1)
     os.utime(node.log, (time.time() - 600,) * 2)
     window = replace(QUERY, since=datetime.now(UTC) - timedelta(seconds=2))
@@ -135,10 +135,10 @@ def test_what_was_written_after_the_last_scan_is_in_a_short_window(node: Searche
     assert [line.text.rpartition(" ")[2] for line in page.lines] == ["timeout"]
 
 
-def test_a_file_that_was_truncated_and_has_grown_beyond_its_place_is_read_from_its_beginning(
+def test_a_truncated_file_that_outgrew_its_position_is_read_from_its_start(
     node: SearchedNode,
 ) -> None:
-    """Its size alone does not show that it is another."""
+    """Its size alone does not show that the content is new."""
     node.write(5)
     assert node.follow() == list(range(5))
     node.log.write_bytes(b"")
@@ -146,8 +146,10 @@ def test_a_file_that_was_truncated_and_has_grown_beyond_its_place_is_read_from_i
     assert node.follow() == list(range(5, 35))
 
 
-def test_what_was_packed_is_searched_as_far_as_is_unpacked(node: SearchedNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, before the file itself; what is left out is said, and so is a broken file."""
+def test_compressed_files_are_searched_as_far_as_they_are_unpacked(
+    node: SearchedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read in order, before the file itself; skipped and damaged parts are reported."""
     for name in ("launcher-n1.log-20260101.gz", "launcher-n1.log.1.gz"):
         with gzip.open(node.attempt.path / name, "wt") as packed:
             for _ in range(200):
@@ -167,7 +169,7 @@ def test_what_was_packed_is_searched_as_far_as_is_unpacked(node: SearchedNode, m
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_a_packed_file_that_ends_early_is_named(before: int, node: SearchedNode) -> None:
+def test_a_compressed_file_that_ends_early_is_named(before: int, node: SearchedNode) -> None:
     node.write(1)
     member = gzip.compress(b"".join(b"line %d\n" % number**5 for number in range(2000)))
     older = node.attempt.path / "launcher-n1.log.1.gz"
@@ -177,8 +179,8 @@ def test_a_packed_file_that_ends_early_is_named(before: int, node: SearchedNode)
     assert any("end early" in note for note in node.page().notes)
 
 
-def test_a_file_that_would_unpack_to_anything_costs_little_memory(node: SearchedNode) -> None:
-    """As one that is made to fill a memory."""
+def test_a_decompression_bomb_uses_little_memory(node: SearchedNode) -> None:
+    """The file is made to fill the memory when it is unpacked."""
     node.write(1)
     with gzip.open(node.attempt.path / "launcher-n1.log.1.gz", "wb", compresslevel=1) as packed:
         for _ in range(200):
@@ -205,10 +207,10 @@ def test_a_file_that_would_unpack_to_anything_costs_little_memory(node: Searched
         ({"rank": 0, "grep": "line 0"}, [], {"rank": LeftOut(lines=1)}),
     ],
 )
-def test_what_states_no_rank_answers_no_question_for_one(
+def test_lines_without_a_rank_answer_no_query_for_a_rank(
     node: SearchedNode, conditions: dict[str, Any], numbers: list[int], left_out: dict[str, LeftOut]
 ) -> None:
-    """And is counted, as far as all else of it answers."""
+    """They are counted if they match the rest of the query."""
     own = node.attempt.ranks("n1") / "x" / "attempt_0" / "1" / "stderr.log"
     own.parent.mkdir(parents=True)
     node.write(1)
@@ -228,8 +230,8 @@ def test_what_states_no_rank_answers_no_question_for_one(
     assert relevant == left_out
 
 
-def test_notes_say_what_was_left_out() -> None:
-    """In numbers."""
+def test_notes_state_what_was_left_out() -> None:
+    """The notes contain the numbers."""
     counts = {"node_rank": LeftOut(1, 0), "rank": LeftOut(2, 31), "time": LeftOut(0, 4, NOW), "attempt": LeftOut()}
     assert left_out_notes(counts) == [
         "1 file states no node rank and is left out",
@@ -240,7 +242,7 @@ def test_notes_say_what_was_left_out() -> None:
 
 
 def test_lines_of_a_launcher_have_the_node_rank_that_the_ranks_state(node: SearchedNode) -> None:
-    """Of the same attempt on this node."""
+    """The ranks belong to the same attempt on this node."""
     node.write(3)
     said = '{"version": 1, "job": "llm-1", "attempt": 1, "rank": 8, "local_rank": 0, "node_rank": 1, "node": "n1", '
     node.attempt.sources("n1", 0).write_text(f'{said}"files": []}}')
@@ -267,8 +269,8 @@ def hostile_files(path: Path) -> None:
     written((b"[" * 500 + b"\n") * 2_000)
 
 
-def test_a_file_that_is_made_to_do_harm_neither_hangs_nor_fills_the_memory(node: SearchedNode) -> None:
-    """Giant lines, zeros, noise, times in any order: the lines of others come all the same."""
+def test_a_malicious_file_neither_hangs_the_search_nor_fills_the_memory(node: SearchedNode) -> None:
+    """It has giant lines, zeros, noise and unordered times; other files' lines are still returned."""
     hostile_files(node.attempt.path)
     node.write(50)
     tracemalloc.start()
@@ -283,8 +285,8 @@ def test_a_file_that_is_made_to_do_harm_neither_hangs_nor_fills_the_memory(node:
     assert time.process_time() - began < 90
 
 
-def test_a_hole_of_any_size_is_passed_over(node: SearchedNode) -> None:
-    """As the launcher makes one in the middle of what a rank prints, so that it stays bounded."""
+def test_a_hole_of_any_size_is_skipped(node: SearchedNode) -> None:
+    """The launcher makes one in the middle of a rank's output, so that it stays bounded."""
     node.write(10)
     with node.log.open("r+b") as file:
         file.seek(200 * 1024**3)
@@ -297,10 +299,10 @@ def test_a_hole_of_any_size_is_passed_over(node: SearchedNode) -> None:
     assert os.stat(node.log).st_blocks < 1000  # noqa: PTH116
 
 
-def test_a_page_that_ends_early_gives_no_line_before_an_earlier_one(
+def test_a_page_that_ends_early_returns_no_line_before_an_earlier_one(
     node: SearchedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of which not enough was read holds back the lines of others."""
+    """A file that was not read far enough delays the lines of others."""
     other = node.attempt.ranks("n1") / "x" / "attempt_0" / "1" / "stderr.log"
     other.parent.mkdir(parents=True)
     for _ in range(300):
@@ -313,10 +315,10 @@ def test_a_page_that_ends_early_gives_no_line_before_an_earlier_one(
     assert numbers == list(range(5, 3000, 10))
 
 
-def test_a_look_for_files_that_takes_too_long_is_cut_and_that_is_said(
+def test_a_search_for_files_that_takes_too_long_is_cut_and_reported(
     node: SearchedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another user's job with very many directories holds no search up. What the look did not reach is a note."""
+    """Another user's job with very many directories does not delay the search. A note names what was missed."""
     node.write(3)
     (node.root / "large").mkdir()
     monkeypatch.setattr(searcher, "SCAN_SECONDS", 0.0)
@@ -325,7 +327,7 @@ def test_a_look_for_files_that_takes_too_long_is_cut_and_that_is_said(
     assert any("2 jobs on n1 were not scanned in time" in note for note in page.notes)
 
 
-def test_listing_directories_for_older_parts_is_cut_and_that_is_said(
+def test_listing_directories_for_older_parts_is_cut_and_reported(
     node: SearchedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files themselves are searched."""
@@ -337,7 +339,7 @@ def test_listing_directories_for_older_parts_is_cut_and_that_is_said(
     assert any("older parts of 1 files on n1 are not searched" in note for note in page.notes)
 
 
-def test_files_that_are_not_opened_in_time_are_left_out_and_that_is_said(
+def test_files_that_are_not_opened_in_time_are_left_out_and_reported(
     node: SearchedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page gets on however slow opening is: reading has its time afterwards, and the first file is always read."""
@@ -373,8 +375,8 @@ class ForbiddenFiles(OwnFiles):
         (FileNotFoundError(errno.ENOENT, "No such file or directory"), None),
     ],
 )
-def test_a_file_that_cannot_be_read_is_counted(node: SearchedNode, error: Exception, reason: str | None) -> None:
-    """Its lines may be those that are wanted. Links are never read, and a file may be gone since the scan."""
+def test_an_unreadable_file_is_counted(node: SearchedNode, error: Exception, reason: str | None) -> None:
+    """Its lines may be relevant. Links are never read, and a file may have disappeared since the scan."""
     node.write(3)
     other = node.log.parent.with_name("attempt-9") / node.log.name
     other.parent.mkdir()
@@ -405,10 +407,10 @@ class RememberedFiles(OwnFiles):
 
 
 @pytest.mark.parametrize("call", ["fstat", "pread"])
-def test_a_file_is_closed_after_the_page_if_it_cannot_be_read(
+def test_an_unreadable_file_is_closed_after_the_page(
     call: str, node: SearchedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each search would keep it open otherwise, packed or not."""
+    """Otherwise each search would keep it open, compressed or not."""
     node.write(3)
     (node.attempt.path / "launcher-n1.log.1.gz").write_bytes(gzip.compress(b"line"))
     files, original = RememberedFiles(), getattr(os, call)
@@ -428,8 +430,8 @@ def test_a_file_is_closed_after_the_page_if_it_cannot_be_read(
             os.fstat(descriptor)
 
 
-def test_a_file_that_can_no_longer_be_read_keeps_no_other_from_the_page(node: SearchedNode) -> None:
-    """Its lines may be missing, and that is said."""
+def test_a_file_that_became_unreadable_does_not_block_the_page(node: SearchedNode) -> None:
+    """Its lines may be missing, which is reported."""
     node.write(3)
     other = node.log.parent.with_name("attempt-9") / node.log.name
     other.parent.mkdir()
@@ -450,12 +452,12 @@ def test_a_file_that_can_no_longer_be_read_keeps_no_other_from_the_page(node: Se
         "[" * 100_000,
     ],
 )
-def test_a_place_that_no_page_has_given_is_refused(cursor: str) -> None:
+def test_a_position_that_no_page_has_returned_is_rejected(cursor: str) -> None:
     with pytest.raises(ValueError, match="the cursor is not from this agent"):
         searcher.places_of_json(cursor)
 
 
-def test_the_time_for_reading_begins_after_the_files_are_open() -> None:
+def test_the_time_for_reading_starts_after_the_files_are_open() -> None:
     """Otherwise each page of many files would be empty, and the next one too."""
     budget = ReadBudget(1000, 0.0)
     assert budget.is_spent

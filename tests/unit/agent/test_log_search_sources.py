@@ -20,7 +20,7 @@ from trainmedic_logs.domain.log_search import LogLevel, LogQuery
 QUERY = LogQuery("llm-1", since=datetime.now(UTC) - timedelta(hours=1))
 
 
-def test_slurms_output_is_searched_by_the_ranks_that_srun_has_put_before_lines(tmp_path: Path) -> None:
+def test_slurm_output_is_searched_by_the_ranks_in_srun_prefixes(tmp_path: Path) -> None:
     """Slurm's own lines have none, and are left out where one is asked for."""
     now = datetime.now(UTC).isoformat()
     lines = [f"0: {now} step 1", f"7: {now} ERROR it broke", "slurmstepd: error: *** JOB 12 CANCELLED ***"]
@@ -33,8 +33,8 @@ def test_slurms_output_is_searched_by_the_ranks_that_srun_has_put_before_lines(t
     assert (line.text, line.level) == (f"{now} ERROR it broke", LogLevel.ERROR)
 
 
-def test_the_journal_of_the_kernel_is_searched_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the program journalctl: what came since the boot, each line once, with its level and time."""
+def test_the_kernel_journal_is_searched_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """journalctl returns what was logged since the boot, each line once, with its level and time."""
     journal = Journal(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     boot = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)

@@ -56,8 +56,8 @@ FORMS: dict[str, Callable[[datetime, str], str]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_window_in_the_past_has_its_lines_and_no_others(form: str, log: TimedLog) -> None:
-    """In each form, one line in four seconds over an hour."""
+def test_a_window_in_the_past_returns_exactly_its_lines(form: str, log: TimedLog) -> None:
+    """The log has one line in four seconds over an hour, in each form."""
     for number in range(900):
         log.wait(4)
         log.write(FORMS[form](log.now, str(number)))
@@ -68,8 +68,8 @@ def test_a_window_in_the_past_has_its_lines_and_no_others(form: str, log: TimedL
     assert abs(line.at - (BEGAN + 404 * SECOND)) <= SECOND
 
 
-def test_a_file_that_came_at_once_is_not_read_from_its_beginning(log: TimedLog) -> None:
-    """Such as one that was copied to the node. A second process, whose clock is an hour behind, hides no line."""
+def test_a_file_that_arrived_at_once_is_not_read_from_its_start(log: TimedLog) -> None:
+    """For example, it was copied to the node. A second process, with a clock an hour behind, hides no line."""
     log.wait(7200)
     lines = []
     for number in range(70_000):
@@ -82,8 +82,8 @@ def test_a_file_that_came_at_once_is_not_read_from_its_beginning(log: TimedLog) 
     assert file._budget._left > (1 << 32) - file._size // 2
 
 
-def test_each_answer_says_how_a_time_is_known(log: TimedLog) -> None:
-    """And how far it may be wrong."""
+def test_each_answer_states_how_a_time_is_known(log: TimedLog) -> None:
+    """The answer also states the possible error."""
     log.wait(10)
     log.write(FORMS["zone"](log.now, "a"), FORMS["python"](log.now, "b"), "  File c")
     log.wait(10)
@@ -100,8 +100,8 @@ def test_each_answer_says_how_a_time_is_known(log: TimedLog) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_mixture_of_lines_gives_exactly_those_of_the_window(seed: int, log: TimedLog) -> None:
-    """Lines that state their time and lines that do not, written at any times; a model says what the answer is."""
+def test_any_mixture_of_lines_returns_exactly_those_of_the_window(seed: int, log: TimedLog) -> None:
+    """Lines with and without a time are written at any times; a model computes the expected answer."""
     choice = random.Random(seed)
     model: list[tuple[float, str]] = []
     forms = list(FORMS)
@@ -120,8 +120,8 @@ def test_any_mixture_of_lines_gives_exactly_those_of_the_window(seed: int, log: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_a_program_keeps_back_has_the_times_of_its_lines(seed: int, log: TimedLog) -> None:
-    """A program whose output is buffered writes minutes late; lines without a time lie between those that have one."""
+def test_buffered_output_has_the_times_of_its_lines(seed: int, log: TimedLog) -> None:
+    """A buffering program writes minutes late; lines without a time lie between those that have one."""
     choice = random.Random(seed)
     waiting: list[str] = []
     model: list[tuple[float, str]] = []
@@ -146,10 +146,10 @@ def test_what_a_program_keeps_back_has_the_times_of_its_lines(seed: int, log: Ti
         assert texts(log.lines(window(since, until), UTC)) == expected
 
 
-def test_lines_that_came_while_nobody_looked_are_left_out_unless_the_window_has_all_of_that_time(
+def test_lines_that_arrived_unobserved_are_excluded_unless_the_window_covers_that_time(
     log: TimedLog,
 ) -> None:
-    """It is not known when they were written, and the answer says so."""
+    """The time of their writing is unknown, and the answer reports it."""
     log.wait(10)
     log.write("step a")
     log.now += 600 * SECOND  # the agent was away
@@ -164,7 +164,7 @@ def test_lines_that_came_while_nobody_looked_are_left_out_unless_the_window_has_
     assert texts(log.lines(window(10), UTC)) == ["a", "b", "c", "d"]
 
 
-def test_a_time_of_something_else_at_the_beginning_of_a_line_is_not_its_own(log: TimedLog) -> None:
+def test_another_time_at_the_start_of_a_line_is_not_its_own(log: TimedLog) -> None:
     """A program that prints times of its data at the beginning of lines arrives now."""
     for number in range(30):
         log.wait(10)
@@ -188,8 +188,8 @@ def test_a_time_of_something_else_at_the_beginning_of_a_line_is_not_its_own(log:
 
 
 @pytest.mark.parametrize("zone", ["America/Los_Angeles", "Asia/Shanghai"])
-def test_a_container_in_another_zone_than_its_node_is_noticed(zone: str, log: TimedLog) -> None:
-    """By when its lines arrive."""
+def test_a_container_in_another_time_zone_than_its_node_is_detected(zone: str, log: TimedLog) -> None:
+    """The arrival of its lines shows it."""
     for number in range(60):
         log.wait(10)
         log.write(FORMS["python"](log.now, str(number)))
@@ -198,10 +198,10 @@ def test_a_container_in_another_zone_than_its_node_is_noticed(zone: str, log: Ti
     assert {line.known_by for line in lines} == {TimeKnownBy.ARRIVAL_ZONE}
 
 
-def test_the_change_from_summer_time_puts_no_line_into_another_hour(
+def test_the_end_of_summer_time_puts_no_line_into_another_hour(
     tmp_path: Path, index: ArrivalIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock shows one hour twice; with arrivals and without."""
+    """The clock shows one hour twice; the test runs with arrivals and without."""
     zone, began = ZoneInfo("Europe/Berlin"), datetime(2026, 10, 24, 23, 30, tzinfo=UTC)
     monkeypatch.setattr(file_lines, "born_at", lambda _: began)
     for log in (TimedLog(tmp_path / "known", index, began), TimedLog(tmp_path / "unknown", None, began)):
@@ -212,8 +212,8 @@ def test_the_change_from_summer_time_puts_no_line_into_another_hour(
         assert texts(log.lines(query, zone)) == [str(number) for number in range(44, 74)]
 
 
-def test_a_new_year_is_no_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times without a year, in a file at which nobody has looked."""
+def test_a_new_year_is_not_a_clock_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times have no year, and the file was never checked before."""
     began = datetime(2025, 12, 31, 23, 50, tzinfo=UTC)
     monkeypatch.setattr(file_lines, "born_at", lambda _: began)
     log = TimedLog(tmp_path / "log", None, began)
@@ -225,7 +225,7 @@ def test_a_new_year_is_no_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not file.clock.goes_back
 
 
-def test_of_a_finished_file_at_which_nobody_has_looked_the_whole_is_shown_or_nothing(tmp_path: Path) -> None:
+def test_a_finished_file_that_was_never_checked_is_shown_whole_or_not_at_all(tmp_path: Path) -> None:
     """Its lines came between its beginning and when it was last written."""
     log = TimedLog(tmp_path / "log", None, BEGAN)
     log.wait(600)
@@ -237,8 +237,8 @@ def test_of_a_finished_file_at_which_nobody_has_looked_the_whole_is_shown_or_not
     assert log.lines(window(700), UTC) == []
 
 
-def test_a_clock_that_was_set_back_is_noticed(log: TimedLog) -> None:
-    """The order is that of the file, and the answer says so."""
+def test_a_clock_that_was_set_back_is_detected(log: TimedLog) -> None:
+    """The order is that of the file, and the answer reports it."""
     for number in range(20):
         log.wait(10)
         shift = timedelta(minutes=5) if number >= 10 else timedelta()
@@ -248,7 +248,7 @@ def test_a_clock_that_was_set_back_is_noticed(log: TimedLog) -> None:
     assert file.clock.goes_back
 
 
-def test_arrivals_of_an_earlier_file_with_the_same_number_are_not_used(
+def test_arrivals_of_an_earlier_file_with_the_same_inode_number_are_not_used(
     log: TimedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system gives the number of a deleted file to the next one."""

@@ -61,8 +61,8 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_crowd_of_slow_clients_takes_a_few_places_and_no_scrape(port: int) -> None:
-    """The open files and threads of the process are the work's, not the strangers'."""
+def test_many_slow_clients_take_few_connections_and_block_no_scrape(port: int) -> None:
+    """The open files and threads of the process are reserved for its work, not for unknown clients."""
     files, threads = open_files(), threading.active_count()
     with crowd(port, 150) as clients:
         for _ in range(5):
@@ -72,8 +72,8 @@ def test_a_crowd_of_slow_clients_takes_a_few_places_and_no_scrape(port: int) -> 
     eventually(lambda: threading.active_count() <= threads, 60, "every thread ended", 0.05)
 
 
-def test_who_sends_little_by_little_is_cut(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time is that of the whole exchange, not of one byte."""
+def test_a_client_that_sends_slowly_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit applies to the whole exchange, not to one byte."""
     monkeypatch.setattr(metrics_server, "_EXCHANGE_SECONDS", 0.5)
     with crowd(port, 1) as (client,):
         began = time.monotonic()
@@ -85,16 +85,16 @@ def test_who_sends_little_by_little_is_cut(port: int, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("endless", [b"GET /" + b"a" * 200_000, b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 40_000])
-def test_a_request_without_end_is_not_kept(port: int, endless: bytes) -> None:
-    """It ends where the bound is."""
+def test_an_endless_request_is_not_kept(port: int, endless: bytes) -> None:
+    """It ends at the size limit."""
     with crowd(port, 1, endless) as (client,), contextlib.suppress(OSError):
         while client.recv(4096):
             pass
     assert scrape(port) == b"up 1\n"
 
 
-def test_an_error_is_a_line_of_the_log(port: int, capfd: pytest.CaptureFixture[str]) -> None:
-    """JSON as every other, and nothing is printed beside it. A client that leaves is no error."""
+def test_an_error_is_logged_as_one_line(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is JSON as every other, and nothing else is printed. A client that leaves is no error."""
     stream = io.StringIO()
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

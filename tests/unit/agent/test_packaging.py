@@ -39,7 +39,7 @@ def unit() -> dict[str, list[str]]:
 
 
 def test_the_example_policy_has_every_rule_that_a_playbook_names(policy: policies.Policy) -> None:
-    """So that the shipped playbooks work with it as they are."""
+    """So the shipped playbooks work with it unchanged."""
     named = set()
     for file in (ROOT / "playbooks").glob("*.yaml"):
         for document in yaml.safe_load_all(file.read_text()):
@@ -50,7 +50,7 @@ def test_the_example_policy_has_every_rule_that_a_playbook_names(policy: policie
     assert named - policy.cleaning.rules.keys() == {"shrink-large-logs"}
 
 
-def test_what_the_example_policy_leaves_to_be_switched_on_can_be_switched_on() -> None:
+def test_commented_parts_of_the_example_policy_can_be_enabled() -> None:
     """The commented parts are valid, and are those that the shipped playbooks name."""
     text = EXAMPLE.read_text()
     for start, end in (("    # shrink-large-logs:", "\n\n"), ("# containers:", "\n\n"), ("# restart:", "\n\n")):
@@ -64,8 +64,8 @@ def test_what_the_example_policy_leaves_to_be_switched_on_can_be_switched_on() -
     assert policy.containers is not None
 
 
-def test_the_example_policy_is_careful(policy: policies.Policy) -> None:
-    """A floor, a bound on leases, days of age for everything that is deleted, checkpoints kept."""
+def test_the_example_policy_is_conservative(policy: policies.Policy) -> None:
+    """It has a minimum power limit, a lease limit, days of age for all deletions, and kept checkpoints."""
     assert policy.allow == {"gpu.power_limit", "disk.clean"}
     assert policy.power.floor_percent >= 50
     rules = policy.cleaning.rules.values()
@@ -83,7 +83,7 @@ def test_the_unit_may_write_where_the_example_policy_cleans(
 
 
 def test_the_unit_gives_the_capabilities_that_the_check_asks_for(unit: dict[str, list[str]]) -> None:
-    """Those and no others."""
+    """It gives exactly those."""
     needed = {*privileges.POWER, *privileges.FILES_OF_OTHERS, *privileges.PROCESSES_OF_OTHERS}
     assert set(unit["AmbientCapabilities"][0].split()) == needed
     assert unit["CapabilityBoundingSet"] == unit["AmbientCapabilities"]
@@ -91,7 +91,7 @@ def test_the_unit_gives_the_capabilities_that_the_check_asks_for(unit: dict[str,
     assert all(f"| `{name}` |" in page for name in needed)
 
 
-def test_the_unit_sets_what_the_agent_knows(unit: dict[str, list[str]]) -> None:
+def test_the_unit_sets_only_known_settings(unit: dict[str, list[str]]) -> None:
     """Its variables are settings of the agent."""
     known = {setting.source.variable for setting in SETTINGS.values()}
     assert {one.partition("=")[0] for one in unit["Environment"]} <= known
@@ -99,8 +99,8 @@ def test_the_unit_sets_what_the_agent_knows(unit: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_takes_the_unit_and_finds_it_little_exposed(tmp_path: Path) -> None:
-    """No word from ``verify``; an exposure of 3.2 or less, of 10, where a plain service has 9.6."""
+def test_systemd_accepts_the_unit_and_rates_its_exposure_low(tmp_path: Path) -> None:
+    """``verify`` prints nothing; the exposure is at most 3.2 of 10, where a plain service has 9.6."""
     here = tmp_path / UNIT.name
     here.write_text(UNIT.read_text().replace("/opt/trainmedic/bin/trainmedic", shutil.which("true") or "/bin/true"))
     verified = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
@@ -115,7 +115,7 @@ def test_systemd_takes_the_unit_and_finds_it_little_exposed(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_takes_the_unit_with_what_reading_logs_needs(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_with_the_log_reading_drop_in(tmp_path: Path) -> None:
     """The drop-in's lines behind those of the unit, as systemd reads them."""
     here = tmp_path / UNIT.name
     unit = UNIT.read_text().replace("/opt/trainmedic/bin/trainmedic", shutil.which("true") or "/bin/true")
@@ -125,7 +125,7 @@ def test_systemd_takes_the_unit_with_what_reading_logs_needs(tmp_path: Path) -> 
     assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
 
 
-def test_what_reads_logs_has_a_unit_of_its_own() -> None:
+def test_the_log_reader_has_its_own_unit() -> None:
     """It has the rights to open logs, its memory limit and no secret; the agent's drop-in gives the agent no right."""
     unit = (UNIT.parent / "trainmedic-agent-reader.service").read_text()
     ambient = next(line for line in unit.splitlines() if line.startswith("AmbientCapabilities="))
@@ -140,8 +140,8 @@ def test_what_reads_logs_has_a_unit_of_its_own() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_takes_the_readers_unit(tmp_path: Path) -> None:
-    """With a program that is here."""
+def test_systemd_accepts_the_readers_unit(tmp_path: Path) -> None:
+    """The program exists on this machine."""
     unit = (UNIT.parent / "trainmedic-agent-reader.service").read_text()
     here = tmp_path / "trainmedic-agent-reader.service"
     here.write_text(unit.replace("/opt/trainmedic/bin/trainmedic", "/bin/true"))

@@ -31,7 +31,7 @@ CONTAINER = "d9" * 32
         f"0::/kubepods/pod{UID}/{CONTAINER}/kubepods/podffffffff-0000-4111-8222-0123456789ab/{CONTAINER}",
     ],
 )
-def test_a_pod_is_found_however_its_group_is_spelt(groups: str) -> None:
+def test_a_pod_is_found_in_every_spelling_of_its_cgroup(groups: str) -> None:
     """Versions 1 and 2, the drivers systemd and cgroupfs, containerd, CRI-O and Docker, from inside a container too."""
     assert pods.pod_in(f"{groups}\n".encode()) == UID
 
@@ -52,18 +52,18 @@ def test_a_pod_is_found_however_its_group_is_spelt(groups: str) -> None:
         "0::/kubepods/pod../../etc",
     ],
 )
-def test_a_process_of_no_pod_has_none(groups: str) -> None:
+def test_a_process_outside_pods_has_no_pod(groups: str) -> None:
     """A login, a service, a container that no kubelet started."""
     assert pods.pod_in(f"{groups}\n".encode()) is None
 
 
 def test_a_static_pod_is_known_by_its_hash() -> None:
-    """The kubelet gives it no other uid."""
+    """The kubelet gives it no other UID."""
     assert pods.pod_in(b"0::/kubepods/burstable/pod" + b"ab12" * 8 + b"/x\n") == "ab12" * 8
 
 
-def test_the_pods_of_many_processes_are_each_told_once(tmp_path: Path) -> None:
-    """Those that have ended, or are not to be seen from here, belong to none."""
+def test_the_pods_of_many_processes_are_each_listed_once(tmp_path: Path) -> None:
+    """Ended processes, and those not visible from here, belong to none."""
     for pid, number in ((10, 1), (11, 1), (12, 0), (13, 7)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cgroup").write_text(f"0::/kubepods/pod{number}{UID[1:]}/{CONTAINER}\n")
@@ -71,7 +71,7 @@ def test_the_pods_of_many_processes_are_each_told_once(tmp_path: Path) -> None:
     assert pods.pods_of([], tmp_path) == ()
 
 
-def test_what_is_told_of_a_crowded_gpu_is_bounded(tmp_path: Path) -> None:
+def test_the_pods_reported_for_a_crowded_gpu_are_bounded(tmp_path: Path) -> None:
     """A presence stays small, whatever runs there."""
     for pid in range(2 * pods.MOST_PROCESSES):
         (tmp_path / str(pid)).mkdir()

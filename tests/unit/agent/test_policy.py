@@ -31,8 +31,8 @@ def told(text: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_a_whole_policy_is_read() -> None:
-    """Its three parts, and a digest by which a presence tells which policy is in force."""
+def test_a_complete_policy_is_read() -> None:
+    """It has three parts, and a digest by which a presence identifies the active policy."""
     policy = parse(WHOLE, "policy.yaml")
     assert policy.allow == {"gpu.power_limit", "disk.clean"}
     assert (policy.power.floor_percent, policy.power.max_lease) == (60.0, timedelta(minutes=10))
@@ -42,8 +42,8 @@ def test_a_whole_policy_is_read() -> None:
     assert policy.digest != parse(WHOLE + "\n", "policy.yaml").digest
 
 
-def test_leftovers_of_containers_are_read() -> None:
-    """The kinds, the least age, the socket, and the names that stay."""
+def test_container_cleanup_rules_are_read() -> None:
+    """They are the kinds, the minimum age, the socket, and the protected names."""
     text = "allow: [disk.prune_containers]\ncontainers: {remove: [unused_images], min_age: 30d, keep: ['*/base:*']}"
     containers = parse(text, "p").containers
     assert containers is not None
@@ -52,8 +52,8 @@ def test_leftovers_of_containers_are_read() -> None:
     assert containers.keep == ("*/base:*",)
 
 
-def test_what_may_be_restarted_is_read() -> None:
-    """By full names and patterns of names, and by labels."""
+def test_restart_permissions_are_read() -> None:
+    """They are full names, name patterns, and labels."""
     text = "allow: [node.restart_unit]\nrestart: {units: ['a@*.service', b.service], container_labels: [restart=yes]}"
     restart = parse(text, "p").restart
     assert restart is not None
@@ -63,8 +63,8 @@ def test_what_may_be_restarted_is_read() -> None:
     assert not restart.allows_container("exporter", {"restart": "no"})
 
 
-def test_commands_of_slurm_need_their_part() -> None:
-    """It permits reading; a drain brings its end with it."""
+def test_slurm_commands_need_their_policy_part() -> None:
+    """The part permits reading; permission for a drain includes its end."""
     policy = parse("allow: [slurm.drain, slurm.hold]\nslurm: {commands: /opt/slurm/bin}", "p")
     assert policy.slurm is not None
     assert (policy.slurm.commands, policy.slurm.conf) == ("/opt/slurm/bin", None)
@@ -90,21 +90,21 @@ def test_commands_of_slurm_need_their_part() -> None:
     assert "allowed by the part slurm" in told("allow: [slurm.read]\nslurm: {}")[0]
 
 
-def test_no_policy_allows_reading_alone() -> None:
-    """Which needs no permission, with a policy or without."""
+def test_reading_needs_no_permission() -> None:
+    """This holds with a policy and without."""
     assert Policy().allows("node.facts")
     assert not Policy().allows("gpu.power_limit")
     assert parse("allow: [disk.clean]", "p").allows("node.facts")
 
 
-def test_renewing_a_lease_belongs_to_the_limit() -> None:
-    """Who may cap may keep the cap."""
+def test_renewing_a_lease_is_allowed_with_the_limit() -> None:
+    """A command that may cap may also renew the cap."""
     assert parse("allow: [gpu.power_limit]", "p").allows("gpu.renew_lease")
     assert not parse("allow: [disk.clean]", "p").allows("gpu.renew_lease")
 
 
-def test_taking_back_is_always_allowed() -> None:
-    """A policy bounds harm, never undo."""
+def test_reverting_is_always_allowed() -> None:
+    """A policy limits harm, never an undo."""
     policy = parse("allow: [disk.clean]", "/etc/policy.yaml")
     undo = cap_command("c2")
     cap = replace(undo, undo_of=None)
@@ -115,8 +115,8 @@ def test_taking_back_is_always_allowed() -> None:
 
 
 @pytest.mark.parametrize("action", ["disk.clean", "gpu.renew_lease", "gpu.unheard_of"])
-def test_calling_itself_an_undo_opens_no_door(action: str) -> None:
-    """Only a power limit is given back; what else says that it takes something back is bounded like any command."""
+def test_an_alleged_undo_gains_no_permission(action: str) -> None:
+    """Only a power limit is restored; any other command claiming to be an undo is limited as usual."""
     policy = parse("allow: []", "/etc/policy.yaml")
     refusal = policy.refusal(replace(cap_command("c2"), action=action))
     assert refusal is not None
@@ -196,18 +196,18 @@ def test_calling_itself_an_undo_opens_no_door(action: str) -> None:
         ("allow: []\n---\nallow: []", "policy.yaml: a policy is one YAML document, but the file has 2"),
     ],
 )
-def test_a_mistake_is_told_at_its_place(text: str, message: str) -> None:
-    """File, line, column, what is wrong, and the nearest right name."""
+def test_a_mistake_is_reported_at_its_place(text: str, message: str) -> None:
+    """The message has file, line, column, the fault, and the nearest valid name."""
     assert any(line.startswith(message) for line in told(text)), told(text)
 
 
-def test_all_mistakes_are_told_at_once() -> None:
-    """One reading shows all that has to be mended."""
+def test_all_mistakes_are_reported_at_once() -> None:
+    """One reading shows all that has to be fixed."""
     assert len(told("alow: 1\npower: {floor: 2, max_lease: x}\ncleaning: {rulez: {}}")) == 4
 
 
-def test_a_policy_that_anybody_can_write_is_refused(tmp_path: Path) -> None:
-    """It bounds what commands may do, so it is worth nothing then."""
+def test_a_world_writable_policy_is_rejected(tmp_path: Path) -> None:
+    """A policy limits commands, so it is worthless if any user can change it."""
     file = tmp_path / "policy.yaml"
     file.write_text(WHOLE)
     file.chmod(0o666)
@@ -218,6 +218,6 @@ def test_a_policy_that_anybody_can_write_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """The agent does not start with less than it was told to have."""
+    """The agent does not start with less than its configuration."""
     with pytest.raises(ConfigurationError, match=r"--policy: cannot read .*none\.yaml: No such file"):
         load(tmp_path / "none.yaml")

@@ -11,7 +11,7 @@ from trainmedic_agent.privileges import capabilities_of, effective_mask
 
 @pytest.mark.parametrize("name", [b"python3", b"\x0bCapEff:\tffffff", b"\xff\x85CapEff:\tfff"])
 def test_a_process_cannot_claim_capabilities_by_its_name(name: bytes, tmp_path: Path) -> None:
-    """Else any user's process that holds a lock would count as an agent, or end the agent by an error."""
+    """Otherwise any user's process with a lock would count as an agent, or end the agent by an error."""
     (tmp_path / "7").mkdir()
     status = tmp_path / "7" / "status"
     status.write_bytes(b"Name:\t%b\nUmask:\t0022\nCapEff:\t0000000000000000\n" % name)

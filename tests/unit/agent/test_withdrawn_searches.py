@@ -65,8 +65,8 @@ def found(executor: LinkedSearch) -> list[str]:
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2, 5, 100, 5000])
-def test_a_search_ends_where_it_is_when_it_is_withdrawn(executor: LinkedSearch, calls: int) -> None:
-    """Before the directories are looked at, while they are, and between any two lines."""
+def test_a_withdrawn_search_ends_where_it_is(executor: LinkedSearch, calls: int) -> None:
+    """It ends before the directories are scanned, during the scan, and between any two lines."""
     withdrawn = After(calls)
     with pytest.raises(CommandWithdrawn):
         executor.perform(search(withdrawn))
@@ -75,7 +75,7 @@ def test_a_search_ends_where_it_is_when_it_is_withdrawn(executor: LinkedSearch, 
 
 @pytest.mark.parametrize("calls", [0, 1, 2, 3])
 def test_the_search_after_a_withdrawn_one_is_complete(executor: LinkedSearch, calls: int) -> None:
-    """A look at the directories that was cut short is not kept."""
+    """A directory scan that was cut short is not kept."""
     with contextlib.suppress(CommandWithdrawn):
         executor.perform(search(After(calls)))
     assert found(executor) == ["ERROR the last line"]
@@ -184,8 +184,8 @@ def command(action: str, **params: Any) -> envelope.Command:
     return make_command(action, target={"kind": "node", "node": "n1"}, params=params)
 
 
-def test_a_waiting_search_that_is_withdrawn_is_never_begun(agent_with: Making) -> None:
-    """The withdrawal itself is neither answered nor written down, and those beside it are searched."""
+def test_a_waiting_search_that_is_withdrawn_is_never_started(agent_with: Making) -> None:
+    """The withdrawal is neither answered nor persisted, and the searches next to it are executed."""
     reading = Reading(READ, performed=[])
     agent = agent_with({READ: reading})
     left, kept = command(READ), command(READ)
@@ -200,7 +200,7 @@ def test_a_waiting_search_that_is_withdrawn_is_never_begun(agent_with: Making) -
 
 
 @pytest.mark.parametrize("params", [{}, {"command": None}, {"command": "unknown"}, {"command": ["x"] * 1000}])
-def test_a_withdrawal_of_nothing_changes_nothing(agent_with: Making, params: dict[str, Any]) -> None:
+def test_a_withdrawal_without_a_search_changes_nothing(agent_with: Making, params: dict[str, Any]) -> None:
     """It may come after the search has ended, or twice."""
     reading = Reading(READ, performed=[])
     agent = agent_with({READ: reading})
@@ -211,8 +211,8 @@ def test_a_withdrawal_of_nothing_changes_nothing(agent_with: Making, params: dic
     assert reading.performed == [search.id]
 
 
-def test_what_changes_something_cannot_be_withdrawn(agent_with: Making) -> None:
-    """Its outcome must be known, so it ends as it would have."""
+def test_a_command_that_changes_something_cannot_be_withdrawn(agent_with: Making) -> None:
+    """Its outcome must be known, so it ends as usual."""
     acting = Recorded("gpu.power_limit", performed=[])
     agent = agent_with({READ: Reading(READ, performed=[]), "gpu.power_limit": acting})
     cap = command("gpu.power_limit")
@@ -222,7 +222,7 @@ def test_what_changes_something_cannot_be_withdrawn(agent_with: Making) -> None:
     assert acting.performed == [cap.id]
 
 
-def test_an_agent_that_knows_no_withdrawal_says_so_and_searches_on(agent_with: Making) -> None:
+def test_an_agent_without_withdrawal_support_reports_it_and_continues_the_search(agent_with: Making) -> None:
     """Agents of earlier versions do, and one that reads no logs."""
     reading = Recorded(READ, performed=[])
     agent = agent_with({READ: reading})

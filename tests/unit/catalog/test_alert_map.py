@@ -51,7 +51,7 @@ SITE = """
 """
 
 
-def test_an_alert_gets_the_name_and_labels_of_the_first_entry_that_takes_it() -> None:
+def test_an_alert_gets_the_name_and_labels_of_the_first_matching_entry() -> None:
     """Labels are set only where they are missing; a template over a label that is not there sets nothing."""
     made = map_of(SITE)
     labels = {"cluster": "north", "vendor": "nvidia", "card": "5", "instance": "10.1.1.9:9400"}
@@ -65,8 +65,8 @@ def test_an_alert_gets_the_name_and_labels_of_the_first_entry_that_takes_it() ->
     assert mapped(made, "Other", card="1") == {"alertname": "Other", "card": "1"}
 
 
-def test_the_original_stays_beside_the_mapped_alert_and_keeps_its_identity() -> None:
-    """So Alertmanager's end of it is found. Mapping it again starts from the original."""
+def test_the_original_alert_is_kept_with_the_mapped_one_and_keeps_its_identity() -> None:
+    """So Alertmanager's resolved alert is matched. Mapping it again starts from the original."""
     made = map_of(SITE)
     sent = alert("CardHot", vendor="nvidia", instance="10.1.1.9:9400")
     once = made.apply(sent).alert
@@ -79,7 +79,7 @@ def test_the_original_stays_beside_the_mapped_alert_and_keeps_its_identity() -> 
     assert (untouched.original, untouched.original_name) == (None, None)
 
 
-def test_a_truth_value_is_written_as_in_yaml() -> None:
+def test_a_boolean_is_written_as_in_yaml() -> None:
     made = map_of("rename: [{alert: Hot, labels: {known: '{{ labels.a == \"1\" }}', of: 'is {{ 1 > 2 }}'}}]")
     assert mapped(made, "Hot", a="1") == {"alertname": "Hot", "a": "1", "known": "true", "of": "is false"}
 
@@ -97,21 +97,21 @@ def test_all_conditions_of_all_files_must_hold() -> None:
 
 
 def test_a_name_is_renamed_once() -> None:
-    """What another entry would make of the new name does not happen."""
+    """Another entry for the new name is not applied."""
     made = map_of("rename: [{alert: A, as: B}, {alert: B, as: C}]")
     assert mapped(made, "A")["alertname"] == "B"
     assert mapped(made, "B")["alertname"] == "C"
 
 
 def test_the_first_file_wins() -> None:
-    """One's own map before a shipped one."""
+    """The user's own map takes precedence over a shipped one."""
     assert (
         mapped(map_of("rename: [{alert: A, as: Mine}]", "rename: [{alert: A, as: Theirs}]"), "A")["alertname"] == "Mine"
     )
 
 
 def test_the_proof_of_a_shipped_rule_does_not_follow_a_rename() -> None:
-    """It vouches for the alert of its own name; one that keeps its name keeps it."""
+    """It vouches for the alert under its own name; an alert that keeps its name keeps the proof."""
     made = map_of("rename: [{alert: DiskSpaceLow, as: GPUXidError}, {alert: NodeDown, labels: {team: infra}}]")
     assert mapped(made, "DiskSpaceLow", trainmedic_rule="1", node="n4") == {"alertname": "GPUXidError", "node": "n4"}
     assert mapped(made, "NodeDown", trainmedic_rule="1")["trainmedic_rule"] == "1"
@@ -129,7 +129,7 @@ def test_the_proof_of_a_shipped_rule_does_not_follow_a_rename() -> None:
     ],
 )
 def test_a_map_never_sets_the_proof_of_a_shipped_rule(label: str) -> None:
-    """In no spelling; the message stands at the key."""
+    """This holds for all spellings; the message points to the key."""
     text = f'rename:\n  - alert: A\n    as: B\n    labels: {{node: n1, "{label}": "1"}}\n'
     problems = alert_map_compiler.compile_text(text, "m.yaml")
     assert isinstance(problems, list)
@@ -137,8 +137,8 @@ def test_a_map_never_sets_the_proof_of_a_shipped_rule(label: str) -> None:
     assert (problems[0].line, problems[0].column) == (4, 24)
 
 
-def test_trainmedics_own_alerts_are_neither_refused_nor_renamed() -> None:
-    """No Prometheus adds a cluster's label to what the server reports itself."""
+def test_trainmedics_own_alerts_are_neither_rejected_nor_renamed() -> None:
+    """No Prometheus adds a cluster label to alerts that the server reports itself."""
     made = map_of("accept: ['cluster=\"north\"']\nrename: [{alert: GPUXidLogged, as: X}]")
     own = alert("GPUXidLogged", source="log")
     assert made.apply(own) == (type(made.apply(own)))(own, "")
@@ -174,8 +174,8 @@ def test_trainmedics_own_alerts_are_neither_refused_nor_renamed() -> None:
         ("rename: [{alert: A, as: B}]\n---\naccept: ['a=\"1\"']", (3, 1), "a file has one alert map"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(text: str, place: tuple[int, int] | None, message: str) -> None:
-    """File, line, column, what is wrong, and the nearest name."""
+def test_a_mistake_is_reported_with_its_place(text: str, place: tuple[int, int] | None, message: str) -> None:
+    """The message has file, line, column, the fault, and the nearest name."""
     problems = alert_map_compiler.compile_text(text, "m.yaml")
     assert isinstance(problems, list)
     told = next(each for each in problems if message in each.message)
@@ -184,7 +184,7 @@ def test_a_mistake_is_told_with_its_place(text: str, place: tuple[int, int] | No
         assert (told.line, told.column) == place, str(told)
 
 
-def test_what_is_probably_not_meant_is_a_warning(tmp_path: Path) -> None:
+def test_an_entry_that_is_probably_unintended_is_a_warning(tmp_path: Path) -> None:
     """A second entry for a name, a chain, a name that no playbook reacts to, and one renamed to itself."""
     (tmp_path / "a.yaml").write_text(PLAYBOOK)
     file = compiled(
@@ -210,7 +210,7 @@ def test_what_is_probably_not_meant_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_broken_file_never_replaces_a_good_one(tmp_path: Path) -> None:
-    """Nor does one that is gone, because what it refused would be accepted."""
+    """The same holds for a deleted file, because alerts that it refused would be accepted."""
     path = tmp_path / "map.yaml"
     path.write_text("accept: ['cluster=\"north\"']")
     metrics = telemetry.Metrics()
@@ -235,7 +235,7 @@ def test_a_broken_file_never_replaces_a_good_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["accept: [", None])
 def test_a_file_that_could_never_be_loaded_accepts_nothing(tmp_path: Path, content: str | None) -> None:
-    """Nobody knows what it would refuse; a second, good file does not change that."""
+    """It is unknown what it would reject; a second, good file does not change that."""
     (tmp_path / "good.yaml").write_text("rename: [{alert: A, as: B}]")
     broken = tmp_path / "site.yaml"
     if content is not None:
@@ -248,8 +248,8 @@ def test_a_file_that_could_never_be_loaded_accepts_nothing(tmp_path: Path, conte
     assert made.current.apply(alert("A")).refused == ""
 
 
-def test_a_folder_that_is_emptied_keeps_what_it_said(tmp_path: Path) -> None:
-    """As a volume may be while it is mounted again; a file among others that is deleted takes its entries with it."""
+def test_an_emptied_folder_keeps_its_entries(tmp_path: Path) -> None:
+    """A volume may look empty during a remount; one deleted file among others takes its entries with it."""
     (tmp_path / "a.yaml").write_text("accept: ['a=\"1\"']")
     (tmp_path / "b.yaml").write_text("rename: [{alert: A, as: B}]")
     made = AlertMapLibrary([tmp_path])
@@ -263,7 +263,7 @@ def test_a_folder_that_is_emptied_keeps_what_it_said(tmp_path: Path) -> None:
     assert made.problems[0].message == "has no alert map"
 
 
-def test_a_broken_file_that_comes_back_is_still_a_problem(tmp_path: Path) -> None:
+def test_a_broken_file_that_reappears_is_still_a_problem(tmp_path: Path) -> None:
     """It was gone for a moment, as while its volume is mounted again."""
     path = tmp_path / "map.yaml"
     path.write_text("rename: [{alert: A, as: B}]")
@@ -282,7 +282,7 @@ def test_a_broken_file_that_comes_back_is_still_a_problem(tmp_path: Path) -> Non
 
 
 def test_shipped_maps_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One, or all; a file of that name comes first."""
+    """One or all can be named; a file of that name takes precedence."""
     monkeypatch.chdir(tmp_path)
     folder = alert_map_roots.shipped()
     assert folder is not None
@@ -295,7 +295,7 @@ def test_shipped_maps_are_found_by_name(tmp_path: Path, monkeypatch: pytest.Monk
     assert alert_map_roots.roots([], {"TRAINMEDIC_ALERT_MAP": "a.yaml:b.yaml"}) == [Path("a.yaml"), Path("b.yaml")]
 
 
-async def test_a_look_that_fails_is_a_problem_until_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_check_is_a_problem_until_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loaded map stays; without a problem, it would seem to be the files' present content."""
     (tmp_path / "good.yaml").write_text("rename: [{alert: A, as: B}]\n")
     made = AlertMapLibrary([tmp_path])

@@ -26,8 +26,8 @@ def mode_of(steps: str, more: str = "") -> Mode:
     return loader.load_one(text, "p.yaml", ACTIONS).definition.mode
 
 
-def test_these_actions_ask_first() -> None:
-    """All that interrupts a node and cannot be undone by Trainmedic."""
+def test_disruptive_actions_ask_first() -> None:
+    """These are all actions that interrupt a node and cannot be undone by Trainmedic."""
     assert {spec.name for spec in registry.BUILT_IN if getattr(spec, "asks_first", False)} == ASKING
 
 
@@ -41,14 +41,14 @@ def test_these_actions_ask_first() -> None:
         "    undo: {action: node.power, with: {do: on, url: https://bmc}}",
     ],
 )
-def test_a_playbook_with_one_asks_unless_it_names_a_mode(steps: str) -> None:
-    """Wherever the action is."""
+def test_a_playbook_with_a_disruptive_action_asks_unless_it_names_a_mode(steps: str) -> None:
+    """The action may be anywhere in the playbook."""
     assert mode_of(steps) is Mode.APPROVE
     assert mode_of(steps, "mode: enforce") is Mode.ENFORCE
     assert mode_of(steps, "mode: observe") is Mode.OBSERVE
 
 
-def test_a_timeout_in_which_a_reboot_cannot_succeed_is_refused_with_its_cure() -> None:
+def test_a_timeout_too_short_for_a_reboot_is_rejected_with_the_remedy() -> None:
     """The agent restarts the node after one minute."""
     for timeout in ("30s", "1m"):
         with pytest.raises(PlaybookError, match=rf"6:36: timeout: .*cannot succeed in {timeout}; write 2m or more"):

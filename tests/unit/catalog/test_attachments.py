@@ -58,8 +58,8 @@ def test_the_manifest_is_rendered_with_the_runs_names(folder: Path) -> None:
     assert spec["containers"] == [{"name": "check", "image": "health:1"}]
 
 
-def test_the_stored_text_is_whole(folder: Path) -> None:
-    """A run that was begun with an earlier version finds its manifest in the text, whatever the file says now."""
+def test_the_stored_text_is_complete(folder: Path) -> None:
+    """A run started with an earlier version finds its manifest in the text, whatever the file contains now."""
     actions = registry.specs_only()
     (playbook,) = loader.load_file(folder / "check.yaml", actions).playbooks
     (folder / "health_template.yaml").unlink()
@@ -69,7 +69,7 @@ def test_the_stored_text_is_whole(folder: Path) -> None:
 
 
 def test_a_changed_manifest_is_a_new_version(folder: Path) -> None:
-    """Though the playbook's own file is as it was."""
+    """The playbook's own file is unchanged."""
     library = Library([folder], registry.specs_only())
     assert library.reload()
     assert not library.reload()
@@ -83,8 +83,8 @@ def test_a_changed_manifest_is_a_new_version(folder: Path) -> None:
     assert library.problems == ()
 
 
-def test_a_template_is_no_playbook(folder: Path) -> None:
-    """It is passed over where the folder's playbooks are read."""
+def test_a_template_is_not_a_playbook(folder: Path) -> None:
+    """It is skipped where the folder's playbooks are read."""
     assert [path.name for path in yaml_files.document_files(folder)] == ["check.yaml"]
 
 
@@ -105,18 +105,18 @@ def test_a_template_is_no_playbook(folder: Path) -> None:
         ("health_template.yaml", "spec: {x: '{{ lables.x }}'}", "lables"),
     ],
 )
-def test_what_is_wrong_with_a_template_is_told_when_it_is_loaded(
+def test_errors_in_a_template_are_reported_when_it_is_loaded(
     folder: Path, name: str, content: str | None, told: str
 ) -> None:
-    """With the place in the playbook, or in the file itself where the YAML is broken."""
+    """They name the place in the playbook, or in the file itself if the YAML is broken."""
     (folder / "check.yaml").write_text(PLAYBOOK.replace("health_template.yaml", name))
     if content is not None:
         (folder / name).write_text(content)
     assert any(told in problem for problem in problems_of(folder)), problems_of(folder)
 
 
-def test_a_text_that_looks_like_yaml_comes_back_as_it_was(folder: Path) -> None:
-    """Quotes, comments, empty lines and blanks at the beginning of a line do not change on the way."""
+def test_a_text_that_looks_like_yaml_is_returned_unchanged(folder: Path) -> None:
+    """Quotes, comments, empty lines and leading blanks do not change."""
     content = "\n".join(
         ["# a comment: 'x'", "", "spec:", "    a: |", "       kept", "", "         as it is", '    b: "\'"']
     )

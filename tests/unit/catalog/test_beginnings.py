@@ -37,7 +37,7 @@ def test_a_scheduled_playbook_loads() -> None:
     ],
 )
 def test_a_mistake_in_a_schedule_is_reported(old: str, new: str, message: str) -> None:
-    """With its cure."""
+    """The message states the correction."""
     text = SCHEDULED.replace('"at {{ now }}"', "'at {{ now }}'")
     assert old in text
     found = problems_of(text.replace(old, new, 1))
@@ -52,7 +52,7 @@ steps:
 """
 
 
-def test_a_playbook_for_ends_of_runs_loads() -> None:
+def test_a_playbook_triggered_by_ended_runs_loads() -> None:
     """Conditions see the ended run, and the labels of its alert."""
     assert problems_of(ENDED) == []
 
@@ -69,7 +69,7 @@ def test_a_playbook_for_ends_of_runs_loads() -> None:
     ],
 )
 def test_a_mistake_about_ended_runs_is_reported(old: str, new: str, message: str) -> None:
-    """With its cure."""
+    """The message states the correction."""
     assert old in ENDED
     found = problems_of(ENDED.replace(old, new, 1))
     assert any(message in each for each in found), found
@@ -85,8 +85,8 @@ def library_of(folder: Path, files: Mapping[str, str]) -> Library:
     return library(folder)
 
 
-def test_playbooks_that_start_each_other_are_refused(tmp_path: Path) -> None:
-    """All of the ring; one that only follows it is fine. A loaded version stays."""
+def test_playbooks_that_start_each_other_are_rejected(tmp_path: Path) -> None:
+    """All in the ring are rejected; one that only follows it is fine. A loaded version stays."""
     files = {"a.yaml": chained("a", "b"), "b.yaml": chained("b", "x"), "c.yaml": chained("c", "a")}
     loaded = library_of(tmp_path, files)
     assert loaded.problems == ()
@@ -101,7 +101,7 @@ def test_playbooks_that_start_each_other_are_refused(tmp_path: Path) -> None:
     assert [each.definition.name for each in fresh.all()] == ["c"]
 
 
-def test_a_loaded_version_that_closes_another_ring_goes_alone(tmp_path: Path) -> None:
+def test_a_loaded_version_that_closes_another_ring_is_dropped_alone(tmp_path: Path) -> None:
     """The other playbook of that ring has no fault. It was dropped too, without a problem, until a file changed."""
     loaded = library_of(tmp_path, {"a.yaml": chained("a", "b"), "b.yaml": chained("b", "x")})
     files = {"a.yaml": chained("a", "c"), "b.yaml": chained("b", "a"), "c.yaml": chained("c", "a")}
@@ -112,12 +112,12 @@ def test_a_loaded_version_that_closes_another_ring_goes_alone(tmp_path: Path) ->
     assert [Path(each.file).name for each in loaded.problems] == ["a.yaml", "c.yaml"]
 
 
-def test_a_playbook_that_starts_itself_is_refused(tmp_path: Path) -> None:
+def test_a_playbook_that_starts_itself_is_rejected(tmp_path: Path) -> None:
     """The shortest ring."""
     assert "a → a" in library_of(tmp_path, {"a.yaml": chained("a", "a")}).problems[0].message
 
 
-def test_a_name_of_no_playbook_is_a_warning(tmp_path: Path) -> None:
+def test_an_unknown_playbook_name_is_a_warning(tmp_path: Path) -> None:
     """It may be loaded elsewhere."""
     (tmp_path / "a.yaml").write_text(chained("after", "cappp"))
     (tmp_path / "b.yaml").write_text(chained("cap", "cap2").replace("cap2", "after2"))

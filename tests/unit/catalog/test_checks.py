@@ -132,19 +132,19 @@ def with_step(step: str) -> str:
         (with_step("{action: test.tell, message: a}"), "9:25: 'message' belongs under 'with'"),
     ],
 )
-def test_a_mistake_is_told_at_its_place(text: str, told: str) -> None:
-    """Line and column count from 1; names are compared with what would be right there."""
+def test_a_mistake_is_reported_at_its_place(text: str, told: str) -> None:
+    """Line and column count from 1; names are compared with the valid ones there."""
     assert any(told in problem for problem in problems_of(text)), problems_of(text)
 
 
-def test_a_misplaced_parameter_is_told_once() -> None:
-    """Not as an unknown key too."""
+def test_a_misplaced_parameter_is_reported_once() -> None:
+    """It is not also reported as an unknown key."""
     told = problems_of(with_step("{action: test.tell, message: a}"))
     assert not any("unknown key" in problem for problem in told), told
 
 
 def test_labels_are_compared_with_numbers_once_they_are_numbers() -> None:
-    """And with text, and step outputs with either."""
+    """They can also be compared with text, and step outputs with either."""
     for when in (
         "labels.temp | number > 80",
         "labels.temp == '80'",
@@ -154,8 +154,8 @@ def test_labels_are_compared_with_numbers_once_they_are_numbers() -> None:
         assert problems_of(with_step(f'{{wait_for: resolved, when: "{when}"}}')) == []
 
 
-def test_a_key_that_no_output_has_is_told_where_the_action_says_which_there_are() -> None:
-    """Of a job, whose outputs are by node, nothing is said."""
+def test_an_unknown_output_key_is_reported_if_the_action_declares_its_outputs() -> None:
+    """Outputs of a job, which are by node, are not checked."""
     of_gpu = changed("target: job", "target: gpu").replace("test.rollback", "test.read").replace("steps_back: 100", "")
     read = of_gpu + "  - {approve: '{{ steps.back.output.limit_wats }}'}\n"
     told = "the output of step 'back' has no 'limit_wats'; did you mean 'limit_watts'?"
@@ -168,21 +168,21 @@ def test_a_key_that_no_output_has_is_told_where_the_action_says_which_there_are(
     assert problems_of(read.replace("target: gpu", "target: job")) == []
 
 
-def test_an_action_is_refused_for_a_target_that_it_cannot_work_on() -> None:
+def test_an_action_is_rejected_for_an_unsupported_target() -> None:
     """Job commands have no place in a playbook about a GPU."""
     told = "action test.rollback works on a job, not on a gpu"
     assert any(told in problem for problem in problems_of(changed("target: job", "target: gpu")))
 
 
-def test_names_with_a_dash_are_written_in_brackets_and_the_message_says_so() -> None:
+def test_dashed_names_need_brackets_and_the_message_says_so() -> None:
     """Jinja reads ``steps.go-back`` as a subtraction."""
     text = changed("id: back", "id: go-back") + "  - {wait_for: resolved, when: steps.go-back.error}\n"
     assert any("steps['go-back']" in problem for problem in problems_of(text))
     assert problems_of(text.replace("steps.go-back.error", "\"steps['go-back'].error\"")) == []
 
 
-def test_every_mistake_of_a_file_is_told() -> None:
-    """Those of the models, of the small languages and of the actions together."""
+def test_every_mistake_in_a_file_is_reported() -> None:
+    """Mistakes in models, expressions and actions are reported together."""
     text = """\
 playbook: one
 sumary: x
@@ -200,14 +200,14 @@ on: {alert: A}
 
 
 def test_templated_parameters_are_checked_as_far_as_they_are_known() -> None:
-    """A templated value may become anything; its name and the constants beside it are checked."""
+    """A templated value may become anything; its name and the constants next to it are checked."""
     step = "{action: test.rollback, with: {steps_back: '{{ 5 }}', skip: ['{{ 1 }}', 2], how: safe}}"
     assert problems_of(with_step(step)) == []
     wrong = problems_of(with_step(step.replace("how: safe", "how: fats").replace("skip", "skp")))
     assert len(wrong) == 2
 
 
-def test_a_parameter_that_is_one_variable_is_checked_as_the_number_that_it_is() -> None:
+def test_a_parameter_that_is_one_variable_is_checked_as_a_number() -> None:
     """Variables are constants. Where text is wanted, a number is written out."""
     variables = "vars: {steps: %s, word: x}\n"
     step = "{action: test.rollback, with: {steps_back: '{{ vars.steps }}', before: '{{ vars.word }}'}}"
@@ -231,7 +231,7 @@ def test_steps_of_on_failure_know_every_step() -> None:
     assert "there is no step 'say'" in problems_of(with_step("{wait_for: resolved, when: steps.say.error}"))[0]
 
 
-def test_the_version_is_of_the_documents_own_text() -> None:
+def test_the_version_depends_on_the_documents_own_text() -> None:
     """A change elsewhere in the file makes no new version, one in the document does."""
     alone = playbook_of(PLAYBOOK)
     assert playbook_of(f"# a comment before\n{PLAYBOOK}").version == alone.version
@@ -254,8 +254,8 @@ def test_the_version_is_of_the_documents_own_text() -> None:
         ("{query: up, better: more}", "more"),
     ],
 )
-def test_the_query_of_an_effect_has_values_within_quotes_alone(effect: str, told: str | None) -> None:
-    """There they are escaped; anywhere else a label could change the query."""
+def test_the_query_of_an_effect_has_values_only_within_quotes(effect: str, told: str | None) -> None:
+    """Values are escaped there; anywhere else a label could change the query."""
     problems = problems_of(f"effect: {effect}\nvars: {{n: 1}}\n{PLAYBOOK}")
     assert problems == [] if told is None else any(told in problem for problem in problems), problems
 
@@ -282,8 +282,8 @@ def test_the_query_of_an_effect_has_values_within_quotes_alone(effect: str, told
         ("{approve: {message: a, escalate: {by: [b]}}, timeout: 30m, on_timeout: escalate}", ""),
     ],
 )
-def test_a_question_does_not_contradict_itself(step: str, told: str) -> None:
-    """Each mistake with its line and column; the question of mode approve is held to the same."""
+def test_a_contradictory_question_is_rejected(step: str, told: str) -> None:
+    """Each mistake has its line and column; the question of mode approve follows the same rules."""
     problems = problems_of(with_step(step))
     assert [told in problem and problem.startswith("9:") for problem in problems] == ([True] if told else [])
 
@@ -300,6 +300,6 @@ def test_a_question_does_not_contradict_itself(step: str, told: str) -> None:
     ],
 )
 def test_the_question_of_mode_approve_is_checked(approval: str, told: str) -> None:
-    """What is not written is a default that goes with the rest."""
+    """Omitted keys get defaults that are consistent with the rest."""
     problems = problems_of(changed("target: job", f"target: job\napproval: {approval}"))
     assert [told in problem for problem in problems] == ([True] if told else [])

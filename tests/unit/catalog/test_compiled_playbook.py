@@ -22,7 +22,7 @@ def playbook_with(step: str) -> CompiledPlaybook:
 
 
 def test_it_reacts_to_its_alertnames_matchers_and_condition() -> None:
-    """Each reason not to is told, with the value that failed."""
+    """Each reason for no reaction is reported, with the value that failed."""
     playbook = playbook_of(
         PLAYBOOK.replace(
             "alert: TrainingLossSpike",
@@ -41,10 +41,10 @@ def test_it_reacts_to_its_alertnames_matchers_and_condition() -> None:
     ("condition", "labels"),
     [("when: labels.team == 'x'", {}), ("matchers: ['note=~\".{1000}\"']", {"note": "x" * 50_000})],
 )
-def test_a_condition_that_cannot_be_evaluated_does_not_match_and_says_so(
+def test_a_condition_that_cannot_be_evaluated_does_not_match_and_is_reported(
     condition: str, labels: dict[str, str]
 ) -> None:
-    """It is marked as failed, so that the history can tell."""
+    """It is marked as failed, so that the history can report it."""
     playbook = playbook_of(PLAYBOOK.replace("  alert:", f"  {condition}\n  alert:"))
     match = playbook.match(alert(**labels))
     assert (match.matched, match.failed) == (False, True)
@@ -55,13 +55,13 @@ def known_by(written: dict[str, str]) -> Topology:
 
 
 def test_the_target_comes_from_the_labels() -> None:
-    """By the built-in chain, where the playbook names a kind."""
+    """The built-in chain is used if the playbook names a kind."""
     assert playbook_of(PLAYBOOK).target_of(alert(job_name="llm-1"), Topology()) == Target(TargetKind.JOB, job="llm-1")
     assert isinstance(playbook_of(PLAYBOOK).target_of(alert(), Topology()), Unresolved)
 
 
 def test_the_target_comes_from_the_playbooks_templates() -> None:
-    """Where it names the parts; addresses are looked up, and nothing is guessed."""
+    """They are used if the playbook names the parts; addresses are looked up, and nothing is guessed."""
     text = PLAYBOOK.replace("target: job", "target: {node: '{{ labels.host }}', gpu: '{{ labels.card }}'}")
     playbook = playbook_of(text.replace("test.rollback", "test.tell").replace("steps_back: 100", "message: hot"))
     assert playbook.target_of(alert(host="n1", card="0"), Topology()) == Target(TargetKind.GPU, node="n1", gpu="0")
@@ -82,14 +82,14 @@ def test_constant_parameters_are_checked_once() -> None:
 
 
 def test_rendered_parameters_are_checked_when_they_are_known() -> None:
-    """What the models accept as text they accept from a template."""
+    """Text that the models accept is also accepted from a template."""
     playbook = playbook_with(
         "{action: test.rollback, with: {steps_back: '{{ labels.n }}', wait: '{{ 90 | duration }}'}}"
     )
     assert playbook.params("steps", 1, SCOPE).model_dump()["steps_back"] == 7
 
 
-def test_a_number_from_a_template_is_text_where_text_is_wanted() -> None:
+def test_a_number_from_a_template_is_text_where_text_is_needed() -> None:
     """A template alone keeps its type, which a message need not know."""
     for template, text in {"{{ 3 + 4 }}": "7", "{{ 3 > 4 }}": "false", "it is {{ 4 > 3 }}": "it is true"}.items():
         playbook = playbook_with(f"{{action: test.tell, with: {{message: '{template}'}}}}")
@@ -105,8 +105,8 @@ def test_a_number_from_a_template_is_text_where_text_is_wanted() -> None:
         ("how: '{{ labels.word }}'", "how: 'x' is not one of fast, safe"),
     ],
 )
-def test_parameters_that_turn_out_wrong_are_an_error(given: str, told: str) -> None:
-    """Before anything is done."""
+def test_invalid_rendered_parameters_are_an_error(given: str, told: str) -> None:
+    """The error comes before any action."""
     playbook = playbook_with(f"{{action: test.rollback, with: {{{given}}}}}")
     with pytest.raises(errors.ExpressionError) as caught:
         playbook.params("steps", 1, SCOPE)
@@ -129,7 +129,7 @@ def test_an_approve_step_asks_its_rendered_message() -> None:
 
 
 def test_the_job_on_a_node_can_be_the_target() -> None:
-    """Where one and only one is known to be there."""
+    """It is used if exactly one job is known to run there."""
     playbook = playbook_of(PLAYBOOK.replace("target: job", "target: {job: 'node:{{ labels.node }}'}"))
     assert playbook.target_of(alert(node="n1"), known_by({"node:n1": "llm"})) == Target(TargetKind.JOB, job="llm")
     assert isinstance(playbook.target_of(alert(node="n2"), known_by({"node:n1": "llm"})), Unresolved)

@@ -43,7 +43,7 @@ def wrong(body: Any) -> dict[str, str]:
     return dict(raised.value.problems)
 
 
-def test_a_body_becomes_labels() -> None:
+def test_a_request_body_becomes_labels() -> None:
     """Numbers and truth values are written out; null and empty text set no label."""
     body = {"state": "raised", "id": 7, "place": {"rack": 12}, "hot": True, "fan": None}
     labels = {"rack": "12", "severity": "warning", "hot": "true", "site": "north"}
@@ -51,13 +51,13 @@ def test_a_body_becomes_labels() -> None:
 
 
 def test_the_first_entry_whose_condition_holds_counts() -> None:
-    """Where none holds, the event means nothing."""
+    """If none holds, the event means nothing."""
     assert mapped({"state": "all", "alerts": [{"labels": {}}]}) == MappedEvent(alerts=[{"labels": {}}])
     assert mapped({"state": "cleared"}) is None
 
 
-def test_a_body_without_a_field_is_refused_with_the_names_of_all() -> None:
-    """Nothing of the body is in the message."""
+def test_a_body_without_a_field_is_rejected_with_the_names_of_all_fields() -> None:
+    """The message contains nothing of the body."""
     found = wrong({"state": "raised", "id": [1], "place": {"secret": "s3"}, "hot": {}, "fan": ""})
     assert set(found) == {"labels.rack", "labels.hot", "key"}
     assert found["labels.hot"] == "is an object; must be text or a number"
@@ -82,7 +82,7 @@ def test_a_body_without_a_field_is_refused_with_the_names_of_all() -> None:
     ],
 )
 def test_a_mistake_is_reported_where_it_is(old: str, new: str, message: str) -> None:
-    """With its cure, where there is one."""
+    """The message states the correction, if there is one."""
     assert old in RACKS
     made = alert_map_compiler.compile_text(RACKS.replace(old, new, 1), "map.yaml")
     assert isinstance(made, list)
@@ -90,7 +90,7 @@ def test_a_mistake_is_reported_where_it_is(old: str, new: str, message: str) -> 
 
 
 def test_names_without_a_counterpart_are_warnings(tmp_path: Path) -> None:
-    """An event without a playbook, and a playbook without an event."""
+    """Both are reported: an event without a playbook, and a playbook without an event."""
     made = alert_map_compiler.compile_text(RACKS, "map.yaml")
     assert isinstance(made, CompiledFile)
     (tmp_path / "p.yaml").write_text(

@@ -23,8 +23,8 @@ def render(value: Any) -> Any:
     return ValueTemplate(value, "with").render(SCOPE)
 
 
-def test_one_expression_alone_keeps_its_type() -> None:
-    """Other templates make text; what is no template is left as it is."""
+def test_a_single_expression_keeps_its_type() -> None:
+    """Other templates produce text; a plain string is left unchanged."""
     given = {
         "count": "{{ vars.n }}",
         "text": "n is {{ vars.n }}",
@@ -42,13 +42,13 @@ def test_one_expression_alone_keeps_its_type() -> None:
 
 
 def test_a_value_that_looks_like_a_template_is_not_rendered() -> None:
-    """What comes from an alert is data, alone and inside a text."""
+    """Alert values are data, alone and inside a text."""
     assert render("{{ labels.evil }}") == "{{ vars.n }}"
     assert render("<{{ labels.evil }}>") == "<{{ vars.n }}>"
 
 
-def test_a_text_that_is_in_use_is_not_compiled_again() -> None:
-    """Whoever uses it has its own name in errors; the same characters as an expression are something else."""
+def test_a_text_in_use_is_not_compiled_again() -> None:
+    """Each user has its own name in errors; the same characters as an expression are compiled separately."""
     text = "{{ vars.n }} and {{ nothing }}"
     first, second = (template_syntax.compile_template(template_syntax.parse_template(text)) for _ in range(2))
     assert first is second
@@ -61,7 +61,7 @@ def test_a_text_that_is_in_use_is_not_compiled_again() -> None:
     )
 
 
-def test_members_come_before_methods() -> None:
+def test_members_take_precedence_over_methods() -> None:
     """A label may be called like a method of a mapping."""
     assert render("{{ labels.items }}") == "label called items"
     assert render("{% for k, v in vars.items() %}{{ k }} {% endfor %}") == "n xs "
@@ -83,7 +83,7 @@ def test_members_come_before_methods() -> None:
         ("vars.xs.append(1)", "unsafe"),
     ],
 )
-def test_what_goes_wrong_is_an_error_that_names_the_expression(text: str, told: str) -> None:
+def test_errors_name_the_expression(text: str, told: str) -> None:
     """An undefined name is never quietly false, and no expression can exhaust the server."""
     with pytest.raises(errors.ExpressionError) as caught:
         compile_expression(text, "when").holds(SCOPE)
@@ -91,20 +91,20 @@ def test_what_goes_wrong_is_an_error_that_names_the_expression(text: str, told: 
     assert text[:20] in str(caught.value)
 
 
-def test_asking_whether_something_is_defined_is_no_error() -> None:
-    """Nor is a default."""
+def test_checking_whether_something_is_defined_is_no_error() -> None:
+    """The same holds for a default."""
     assert compile_expression("labels.team is not defined", "when").holds(SCOPE)
     assert compile_expression("labels.team | default('ml') == 'ml'", "when").holds(SCOPE)
 
 
-def test_an_error_does_not_tell_what_the_values_are() -> None:
-    """Values of an alert do not get into messages by way of a failed conversion."""
+def test_an_error_does_not_reveal_values() -> None:
+    """A failed conversion does not put an alert's values into messages."""
     with pytest.raises(errors.ExpressionError) as caught:
         compile_expression("[labels.severity] | sum", "when").evaluate(SCOPE)
     assert "warning" not in str(caught.value)
 
 
-def test_the_filters_that_are_added() -> None:
+def test_the_added_filters_work() -> None:
     """One path segment or query value; JSON; seconds as a duration."""
     assert render("{{ 'a/../b ä' | urlencode }}") == "a%2F..%2Fb%20%C3%A4"
     assert render("{{ {'a': '<1>'} | tojson }}") == '{"a": "<1>"}'
@@ -124,12 +124,12 @@ def test_the_filters_that_are_added() -> None:
         "it is {{ (1 > 2) | replace('x', 'y') }}",
     ],
 )
-def test_a_truth_value_becomes_text_as_in_yaml(template: str) -> None:
+def test_a_boolean_becomes_text_as_in_yaml(template: str) -> None:
     assert render(template) == "it is false"
 
 
-def test_a_text_that_grows_without_end_is_cut_off() -> None:
-    """By an error, not by a cut text."""
+def test_an_endlessly_growing_text_is_stopped() -> None:
+    """It ends with an error, not with a cut text."""
     with pytest.raises(errors.ExpressionError, match="over 65536"):
         render("{% for a in 'x' * 400 %}{% for b in 'x' * 400 %}{{ b }}{% endfor %}{% endfor %}")
 
@@ -144,8 +144,8 @@ def test_a_text_that_grows_without_end_is_cut_off() -> None:
         ("(" * 600, "nested"),
     ],
 )
-def test_what_is_no_expression_is_refused(text: str, told: str) -> None:
-    """When the playbook is loaded."""
+def test_an_invalid_expression_is_rejected(text: str, told: str) -> None:
+    """The error comes when the playbook is loaded."""
     with pytest.raises(Malformed, match=told):
         template_syntax.parse_expression(text)
 
@@ -161,20 +161,20 @@ def test_what_is_no_expression_is_refused(text: str, told: str) -> None:
         ("{% if a is definde %}{% endif %}", "no test 'definde'; did you mean 'defined'"),
     ],
 )
-def test_what_is_no_template_is_refused(text: str, told: str) -> None:
-    """When the playbook is loaded; unknown filters and tests too."""
+def test_an_invalid_template_is_rejected(text: str, told: str) -> None:
+    """The error comes when the playbook is loaded; unknown filters and tests count too."""
     with pytest.raises(Malformed) as caught:
         ValueTemplate(text, "with")
     assert told in str(caught.value)
 
 
 def test_only_one_pair_of_braces_keeps_the_type() -> None:
-    """What a statement prints is text, and braces within a text of an expression are nothing of its own."""
+    """The output of a statement is text, and braces in a string of an expression have no meaning."""
     assert render(["{{ 1 }}", "{% print 1 %}", "{{ 1 }}{{ 2 }}"]) == [1, "1", "12"]
     assert compile_expression("labels.severity != '{% x %}'", "when").holds(SCOPE)
 
 
-def test_a_default_holds_for_what_is_missing_at_any_depth() -> None:
+def test_a_default_applies_to_missing_members_at_any_depth() -> None:
     """The first member that is missing is the reason where there is no default."""
     scope = {"gpu": {"name": "H100"}, "labels": {}}
     missing = "gpu.ecc.volatile['uncorrected']"

@@ -74,7 +74,7 @@ def problems_of(text: str) -> list[str]:
     return [str(problem) for problem in loader.load(text, "p.yaml", ACTIONS)[1]]
 
 
-def test_a_ladder_of_repairs_checks_the_node_after_each() -> None:
+def test_a_repair_ladder_checks_the_node_after_each_step() -> None:
     """A node's GPUs are reset together; its health has a minimum rate, given as a template."""
     ladder = compiled("""\
 playbook: ladder
@@ -98,13 +98,13 @@ steps:
     assert ladder.params("steps", 1, SCOPE).model_dump()["min_gbps"] == 100
 
 
-def test_the_steps_take_the_place_of_their_use() -> None:
+def test_the_steps_replace_their_use() -> None:
     """Their ids begin with that of the use, or with the fragment's name."""
     ids = [step.id for step in compiled(BOTH).definition.steps]
     assert ids == ["ask", "bring-back.cap", "bring-back.step-2", "again.cap", "again.step-2", None]
 
 
-def test_inputs_are_rendered_over_the_playbooks_names_and_seen_by_the_fragment_alone() -> None:
+def test_inputs_are_rendered_in_the_playbook_and_visible_only_in_the_fragment() -> None:
     """Defaults hold where nothing is given; the fragment's steps are known to it by their short ids."""
     hot = compiled(BOTH)
     assert hot.params("steps", 1, SCOPE).model_dump()["percent"] == 60
@@ -114,13 +114,13 @@ def test_inputs_are_rendered_over_the_playbooks_names_and_seen_by_the_fragment_a
 
 
 def test_an_input_of_the_wrong_type_fails_the_step_that_needs_it() -> None:
-    """Only a template can come to that: a constant is refused when the playbook is loaded."""
+    """Only a template can cause it: a constant is rejected when the playbook is loaded."""
     text = BOTH.replace("{{ vars.low }}", "{{ labels.why }}")
     with pytest.raises(errors.ExpressionError, match="fragment 'bring-back': percent: 'hot' is not a number"):
         compiled(text).params("steps", 1, SCOPE)
 
 
-def test_the_stored_text_has_its_fragments() -> None:
+def test_the_stored_text_contains_its_fragments() -> None:
     """A run that began with them finds them there, whatever the folder holds by then."""
     hot = compiled(BOTH)
     assert "    fragment: bring-back" in hot.text
@@ -129,8 +129,8 @@ def test_the_stored_text_has_its_fragments() -> None:
     assert again.params("steps", 2, SCOPE) == hot.params("steps", 2, SCOPE)
 
 
-def test_a_fragment_of_another_file_is_known_in_its_folder_and_followed(tmp_path: Path) -> None:
-    """The playbook is loaded again, as a new version, where only the fragment has changed."""
+def test_a_fragment_from_another_file_is_known_in_its_folder_and_watched(tmp_path: Path) -> None:
+    """The playbook is reloaded as a new version if only the fragment has changed."""
     (tmp_path / "hot.yaml").write_text(PLAYBOOK)
     (tmp_path / "shared.yaml").write_text(FRAGMENT)
     library = Library([tmp_path], ACTIONS)
@@ -153,8 +153,8 @@ def test_a_fragment_of_another_file_is_known_in_its_folder_and_followed(tmp_path
     assert (problem.file, problem.line) == (str(tmp_path / "hot.yaml"), 7)
 
 
-def test_a_template_file_that_a_fragment_names_belongs_to_the_playbook(tmp_path: Path) -> None:
-    """As one that the playbook names itself."""
+def test_a_template_file_named_by_a_fragment_belongs_to_the_playbook(tmp_path: Path) -> None:
+    """It is treated like one named by the playbook itself."""
     health = (
         "fragment: fit\nsteps:\n  - {action: k8s.create_job, with: {template: health_template.yaml, namespace: ops}}\n"
     )
@@ -213,8 +213,8 @@ steps:
 """
 
 
-def test_what_follows_a_failure_or_a_refusal_may_use_a_fragment() -> None:
-    """In `on_limited` only actions that change nothing, as there; the schema takes it too."""
+def test_steps_after_a_failure_or_a_refusal_may_use_a_fragment() -> None:
+    """In `on_limited`, only actions that change nothing are allowed; the schema accepts it too."""
     full = compiled(TOLD)
     assert [step.id for step in full.definition.phase("on_limited")] == ["often.page", None]
     assert [step.id for step in full.definition.on_failure] == ["tell.page"]
@@ -230,8 +230,8 @@ def test_what_follows_a_failure_or_a_refusal_may_use_a_fragment() -> None:
         assert problem.endswith("(fragment 'tell', used at p.yaml:7)")
 
 
-def test_an_error_in_the_form_of_a_fragment_is_at_its_place_once() -> None:
-    """Each use says where to look."""
+def test_an_error_in_the_form_of_a_fragment_is_reported_once_at_its_place() -> None:
+    """Each use refers to that place."""
     own, *uses = problems_of(BOTH.replace("type: number", "type: float"))[::-1]
     assert own.startswith("p.yaml:15:")
     assert [each.rpartition(": use: ")[2] for each in uses] == ["fragment 'bring-back' has errors, p.yaml:13"] * 2
@@ -261,8 +261,8 @@ def test_an_error_in_the_form_of_a_fragment_is_at_its_place_once() -> None:
         ("{uses: bring-back}", "uses", "use: NAME"),
     ],
 )
-def test_a_wrong_use_is_refused_with_the_cure(use: str, named: str, cure: str) -> None:
-    """At the line of the use."""
+def test_an_invalid_use_is_rejected_with_the_remedy(use: str, named: str, cure: str) -> None:
+    """The error is at the line of the use."""
     text = f"playbook: hot\non: {{alert: Hot}}\ntarget: gpu\nsteps:\n  - {use}\n\n\n---\n{FRAGMENT}"
     problems = problems_of(text)
     assert any(each.startswith("p.yaml:5:") and named in each and cure in each for each in problems), problems
@@ -286,13 +286,13 @@ def test_a_wrong_use_is_refused_with_the_cure(use: str, named: str, cure: str) -
          "cannot use another"),
     ],
 )  # fmt: skip
-def test_a_wrong_fragment_is_refused_with_the_cure(old: str, new: str, named: str, cure: str) -> None:
+def test_an_invalid_fragment_is_rejected_with_the_remedy(old: str, new: str, named: str, cure: str) -> None:
     assert old in FRAGMENT
     problems = problems_of(f"{PLAYBOOK}---\n{FRAGMENT.replace(old, new)}")
     assert any(named in each and cure in each for each in problems), problems
 
 
-def test_a_step_of_a_fragment_is_written_in_brackets_outside() -> None:
+def test_a_step_of_a_fragment_needs_brackets_outside_it() -> None:
     (problem,) = problems_of(BOTH.replace('steps["again.cap"]', "steps.again.cap"))
     assert "steps['again.cap']" in problem
 
@@ -302,8 +302,8 @@ def test_two_uses_need_different_ids() -> None:
     assert any("give this one its own id" in each for each in problems)
 
 
-def test_two_fragments_of_one_name_are_refused(tmp_path: Path) -> None:
-    """In one file, and in two of one folder; another folder may have the name too."""
+def test_two_fragments_with_one_name_are_rejected(tmp_path: Path) -> None:
+    """This holds within a file and a folder; another folder may have the name too."""
     assert any("is on line 13 too" in each for each in problems_of(f"{BOTH}---\n{FRAGMENT}"))
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / name).write_text(FRAGMENT)
@@ -315,13 +315,13 @@ def test_two_fragments_of_one_name_are_refused(tmp_path: Path) -> None:
     assert (problem.file, "a.yaml:1" in problem.message) == (str(tmp_path / "b.yaml"), True)
 
 
-def test_a_playbook_in_braces_cannot_hold_its_fragments() -> None:
+def test_a_playbook_in_braces_cannot_contain_its_fragments() -> None:
     text = "{playbook: p, on: {alert: A}, target: gpu, steps: [{use: bring-back, with: {reason: a}}]}"
     assert any("without the outer braces" in each for each in problems_of(f"{text}\n---\n{FRAGMENT}"))
 
 
-def test_many_uses_are_refused_and_cost_little() -> None:
-    """As many steps as a list may have, with those of its fragments."""
+def test_too_many_uses_are_rejected_at_little_cost() -> None:
+    """The limit is that of steps in a list, including those of its fragments."""
     uses = "".join(f"  - {{id: u{n}, use: bring-back, with: {{reason: a}}}}\n" for n in range(200))
     problems = problems_of(f"playbook: p\non: {{alert: A}}\ntarget: gpu\nsteps:\n{uses}---\n{FRAGMENT}")
     assert any("over 200 steps with those of its fragments" in each for each in problems)

@@ -106,8 +106,8 @@ def test_selectors_load(target: str, kind: TargetKind) -> None:
         (BASE + "effect: {query: up, better: lower}", "is not measured for a group"),
     ],
 )
-def test_slips_are_refused(text: str, why: str) -> None:
-    """With the field, and what to write instead."""
+def test_mistakes_are_rejected(text: str, why: str) -> None:
+    """The message names the field and the correction."""
     with pytest.raises(errors.PlaybookError, match=why):
         compiled(text)
 

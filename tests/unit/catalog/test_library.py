@@ -38,7 +38,7 @@ def test_playbooks_are_found_in_a_directory_and_one_level_below(tmp_path: Path) 
     assert made.for_alert("Other") == ()
 
 
-def test_a_bad_file_takes_nothing_else_down(tmp_path: Path) -> None:
+def test_a_bad_file_does_not_affect_others(tmp_path: Path) -> None:
     """Its problems are listed; metrics count files."""
     (tmp_path / "good.yaml").write_text(named("good"))
     (tmp_path / "bad.yaml").write_text("playbook: [")
@@ -51,8 +51,8 @@ def test_a_bad_file_takes_nothing_else_down(tmp_path: Path) -> None:
     assert metrics.registry.get_sample_value("trainmedic_playbook_errors") == 1
 
 
-def test_a_file_that_breaks_keeps_what_it_last_gave(tmp_path: Path) -> None:
-    """Until it is mended."""
+def test_a_file_that_breaks_keeps_its_last_valid_content(tmp_path: Path) -> None:
+    """The content stays until the file is fixed."""
     path = tmp_path / "a.yaml"
     path.write_text(named("one") + "---\n" + named("two"))
     made = library(tmp_path)
@@ -70,8 +70,7 @@ def test_a_file_that_breaks_keeps_what_it_last_gave(tmp_path: Path) -> None:
     assert list(made.problems) == []
 
 
-def test_a_file_that_is_gone_takes_its_playbooks_with_it(tmp_path: Path) -> None:
-    """Deleting a file unloads."""
+def test_a_deleted_file_unloads_its_playbooks(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(named("a"))
     made = library(tmp_path)
     (tmp_path / "a.yaml").unlink()
@@ -79,7 +78,7 @@ def test_a_file_that_is_gone_takes_its_playbooks_with_it(tmp_path: Path) -> None
     assert made.all() == ()
 
 
-def test_nothing_changed_is_told(tmp_path: Path) -> None:
+def test_an_unchanged_reload_reports_no_change(tmp_path: Path) -> None:
     """The same content gives the same playbooks, whatever the file's time says."""
     path = tmp_path / "a.yaml"
     path.write_text(named("a"))
@@ -90,8 +89,8 @@ def test_nothing_changed_is_told(tmp_path: Path) -> None:
     assert made.get("a") is before
 
 
-def test_of_two_playbooks_with_one_name_the_loaded_one_stays(tmp_path: Path) -> None:
-    """The problem names both places, and goes away with either."""
+def test_the_loaded_playbook_stays_if_another_has_the_same_name(tmp_path: Path) -> None:
+    """The problem names both places, and disappears with either."""
     (tmp_path / "b.yaml").write_text(named("same"))
     made = library(tmp_path)
     (tmp_path / "a.yaml").write_text(named("same"))
@@ -116,15 +115,15 @@ def test_a_missing_directory_is_a_problem_and_no_crash(tmp_path: Path) -> None:
     assert made.get("a")
 
 
-def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
-    """A named pipe would block for ever."""
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    """A named pipe would block permanently."""
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "dangling.yaml").symlink_to(tmp_path / "nowhere")
     made = library(tmp_path)
     assert len(made.problems) == 2
 
 
-def test_a_config_map_is_seen_once_and_its_swap_is_taken_in(tmp_path: Path) -> None:
+def test_a_config_map_is_read_once_and_its_swap_is_noticed(tmp_path: Path) -> None:
     """The hidden directories behind a mounted ConfigMap are not read as playbooks of their own."""
     config_map(tmp_path, "2026_1", {"a.yaml": named("a")})
     made = library(tmp_path)
@@ -135,7 +134,7 @@ def test_a_config_map_is_seen_once_and_its_swap_is_taken_in(tmp_path: Path) -> N
 
 
 def test_an_earlier_version_compiles_from_its_text(tmp_path: Path) -> None:
-    """So that a run goes on with the version that it started with."""
+    """So a run continues with the version with which it started."""
     made = library(tmp_path)
     playbook = made.compile(PLAYBOOK, "kept")
     assert playbook.definition.name == "spike"
@@ -154,7 +153,7 @@ BAD_TEXTS = [
 
 
 def test_one_bad_file_stops_neither_the_start_nor_a_reload(tmp_path: Path) -> None:
-    """Whatever Jinja and Python make of a template, it is a problem of that file, with its line."""
+    """Any failure of Jinja or Python on a template is a problem of that file, with its line."""
     (tmp_path / "good.yaml").write_text(named("good"))
     for number, text in enumerate(BAD_TEXTS):
         (tmp_path / f"bad{number}.yaml").write_text(PLAYBOOK + f'  - {{approve: "{text}"}}\n')
@@ -168,8 +167,8 @@ def test_one_bad_file_stops_neither_the_start_nor_a_reload(tmp_path: Path) -> No
     assert "steps_back: 50" in loaded(made, "good").text
 
 
-def test_what_an_action_raises_is_a_problem_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An action of another package is no reason not to start."""
+def test_an_exception_in_an_action_is_a_problem_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action of another package must not prevent the start."""
 
     def fail(raw: object) -> None:
         raise ZeroDivisionError
@@ -184,10 +183,10 @@ def test_what_an_action_raises_is_a_problem_of_the_file(tmp_path: Path, monkeypa
     assert (problem.line, "ZeroDivisionError" in problem.message) == (10, True)
 
 
-def test_a_reload_that_fails_as_a_whole_is_told_and_tried_again(
+def test_a_reload_that_fails_as_a_whole_is_reported_and_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was loaded goes on; the problem is gone with the next one that works."""
+    """The loaded playbooks stay; the next successful reload removes the problem."""
     (tmp_path / "a.yaml").write_text(named("a"))
     metrics = telemetry.Metrics()
     made = Library([tmp_path], TestActions(), metrics=metrics)
@@ -209,8 +208,8 @@ def test_a_reload_that_fails_as_a_whole_is_told_and_tried_again(
     assert list(made.problems) == []
 
 
-def test_a_directory_that_cannot_be_listed_keeps_its_playbooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can say that they are gone."""
+def test_an_unlistable_directory_keeps_its_playbooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is unknown whether they are gone."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.yaml").write_text(named("a"))
     made = library(tmp_path)
@@ -224,8 +223,8 @@ def test_a_directory_that_cannot_be_listed_keeps_its_playbooks(tmp_path: Path, m
     assert made.get("a") is None
 
 
-def test_a_reload_that_takes_long_goes_on_with_the_next(tmp_path: Path) -> None:
-    """So that the first files are in force, and the server starts, however many there are."""
+def test_a_slow_reload_continues_in_the_next(tmp_path: Path) -> None:
+    """So the first files become active and the server starts, however many files there are."""
     for name in "abc":
         (tmp_path / f"{name}.yaml").write_text(named(name))
     times = iter([0.0, 1.0, 61.0, 61.0, *([100.0] * 10)])
@@ -238,8 +237,8 @@ def test_a_reload_that_takes_long_goes_on_with_the_next(tmp_path: Path) -> None:
     assert list(made.problems) == []
 
 
-def test_what_can_be_loaded_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In files, in playbooks of a file, in steps, in the parts of templates, and in the mistakes that are told."""
+def test_loading_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits are on files, playbooks per file, steps, template parts, and reported mistakes."""
     monkeypatch.setattr(yaml_files, "MOST_FILES", 6)
     many = "steps:\n" + "  - {wait_for: resolved}\n" * 201
     texts = {
@@ -265,10 +264,10 @@ def test_what_can_be_loaded_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     assert messages["g"] == ["not read: there are over 6 files of playbooks"]
 
 
-async def test_watching_goes_on_where_the_file_system_cannot_be_watched(
+async def test_watching_continues_where_the_file_system_cannot_be_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the kernel has no watch left: then the directories are looked at from time to time."""
+    """If the kernel has no watch left, the directories are checked periodically."""
     (tmp_path / "a.yaml").write_text(named("a"))
     made = library(tmp_path)
     monkeypatch.setattr(watchfiles, "awatch", Mock(side_effect=OSError(28, "no space left on device")))

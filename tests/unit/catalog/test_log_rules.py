@@ -42,7 +42,7 @@ def rule(text: str) -> LogRule:
 
 
 def test_a_rule_is_read() -> None:
-    """With the defaults of what it does not say."""
+    """Omitted keys get their defaults."""
     oom = rule(GOOD)
     assert (oom.name, oom.sources, oom.role, oom.cause) == ("oom", ("training",), Role.ROOT, CauseClass.GPU_MEMORY)
     assert (oom.until, oom.alert and oom.alert.severity) == ("attempt", "warning")
@@ -91,26 +91,26 @@ def test_a_rule_is_read() -> None:
         (("cause: gpu", "count: {at_least: 1, per: 1m}\ncause: gpu"), "6:19: count.at_least:"),
     ],
 )  # fmt: skip
-def test_each_mistake_is_told_with_its_place(change: tuple[str, str], problem: str) -> None:
-    """Line and column of what is wrong, and the nearest right word."""
+def test_each_mistake_is_reported_with_its_place(change: tuple[str, str], problem: str) -> None:
+    """The message has line and column of the fault, and the nearest valid word."""
     told = problems(GOOD.replace(*change))
     assert any(each.startswith(problem) for each in told), told
 
 
-def test_a_truth_value_in_a_label_is_written_as_in_yaml() -> None:
+def test_a_boolean_in_a_label_is_written_as_in_yaml() -> None:
     read = rule(GOOD.replace("fields.gpu", "fields.gpu == '3'"))
     assert rendering.labels_of(read, {"gpu": "3"}) == {"gpu_name": "true"}
 
 
-def test_a_wrong_rule_does_not_take_the_others_with_it() -> None:
-    """All of a file's mistakes are told, and its other rules load."""
+def test_an_invalid_rule_does_not_affect_others() -> None:
+    """All mistakes of a file are reported, and its other rules load."""
     rules, wrong = load(GOOD + "---\n" + GOOD.replace("oom", "b").replace("root", "x"), "a.yaml")
     assert [placed.rule.name for placed in rules] == ["oom"]
     assert len(wrong) == 1
     assert (wrong[0].line, wrong[0].column) == (13, 7)
 
 
-def test_more_documents_than_are_read_are_a_problem() -> None:
+def test_too_many_documents_are_a_problem() -> None:
     """The first 500 are used."""
     text = "---\n".join(GOOD.replace("oom", f"oom_{number}", 1) for number in range(502))
     placed, wrong = load(text, "a.yaml")
@@ -119,8 +119,8 @@ def test_more_documents_than_are_read_are_a_problem() -> None:
     assert wrong[0].line == text[: text.index("oom_500")].count("\n") + 1
 
 
-def test_more_files_than_are_read_are_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One, at the first of them."""
+def test_too_many_files_are_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One problem is reported, at the first such file."""
     monkeypatch.setattr(yaml_files, "MOST_FILES", 2)
     for name in "abcd":
         (tmp_path / f"{name}.yaml").write_text(GOOD.replace("oom", name, 1))
@@ -132,8 +132,8 @@ def test_more_files_than_are_read_are_a_problem(tmp_path: Path, monkeypatch: pyt
     assert problem.message.startswith("not searched for log rules")
 
 
-def test_rules_and_playbooks_lie_in_one_folder(tmp_path: Path) -> None:
-    """Each library takes its own documents, and does not trip over the others."""
+def test_rules_and_playbooks_can_share_a_folder(tmp_path: Path) -> None:
+    """Each library reads its own documents, and ignores the others."""
     playbook = "playbook: tell\non: {alert: A}\ntarget: job\nsteps: [{action: notify, with: {message: m}}]\n"
     (tmp_path / "both.yaml").write_text(f"{playbook}---\n{GOOD}")
     playbooks = Library([tmp_path], registry.specs_only())
@@ -144,8 +144,8 @@ def test_rules_and_playbooks_lie_in_one_folder(tmp_path: Path) -> None:
     assert (list(rules.rule_set.by_name), list(rules.problems)) == (["oom"], [])
 
 
-def test_a_change_is_loaded_and_a_mistake_keeps_what_was_there(tmp_path: Path) -> None:
-    """The last good rules of a file stay until it is mended or gone."""
+def test_a_change_is_loaded_and_a_mistake_keeps_the_previous_rules(tmp_path: Path) -> None:
+    """The last good rules of a file stay until it is fixed or deleted."""
     path = tmp_path / "a.yaml"
     path.write_text(GOOD)
     library = LogRuleLibrary([tmp_path])
@@ -162,10 +162,8 @@ def test_a_change_is_loaded_and_a_mistake_keeps_what_was_there(tmp_path: Path) -
     assert library.rule_set.rules == ()
 
 
-def test_playbooks_that_are_not_there_are_not_told_as_a_log_rule(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Their own library tells it; a folder of rules that is not there is told here."""
+def test_missing_playbooks_are_not_reported_as_a_log_rule(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Their own library reports it; a missing folder of rules is reported here."""
     absent = tmp_path / "playbooks"
     library = LogRuleLibrary([], beside=[absent])
     library.reload()
@@ -178,8 +176,8 @@ def test_playbooks_that_are_not_there_are_not_told_as_a_log_rule(
     ]
 
 
-def test_of_two_rules_with_one_name_the_first_stays(tmp_path: Path) -> None:
-    """And the second is told."""
+def test_the_first_of_two_rules_with_one_name_stays(tmp_path: Path) -> None:
+    """The second one is reported."""
     (tmp_path / "b.yaml").write_text(GOOD)
     library = LogRuleLibrary([tmp_path])
     library.reload()
@@ -193,15 +191,15 @@ def test_of_two_rules_with_one_name_the_first_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["log_rule: [", "log_rule: x\nsource: {a: b}", "log_rule: 3", "- log_rule: x", "log_rule: x\n" * 2]
 )
-def test_nothing_that_is_written_makes_an_error(text: str) -> None:
-    """Mistakes are values."""
+def test_no_text_raises_an_exception(text: str) -> None:
+    """Mistakes are returned as values."""
     rules, wrong = load(text, "a.yaml")
     assert rules == []
     assert wrong or text.startswith("-")
 
 
 def test_the_schema_knows_the_keys() -> None:
-    """And that a list of one may stand without its list."""
+    """A list of one may also be written without its list."""
     schema = log_rule_schema()
     properties: dict[str, Any] = schema["properties"]
     assert {"log_rule", "source", "for", "match", "alert"} <= properties.keys()
@@ -212,7 +210,7 @@ def test_the_schema_knows_the_keys() -> None:
 
 
 def test_the_shipped_rules_are_found_without_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a checkout, wherever the command is called; a setting and a name go before."""
+    """This works in a checkout, from any directory; a setting or a name takes precedence."""
     monkeypatch.chdir(tmp_path)
     (found,) = log_rule_roots.roots((), {})
     assert (found / "nccl.yaml").exists()

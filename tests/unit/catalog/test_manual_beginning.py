@@ -39,7 +39,7 @@ def test_a_playbook_with_typed_inputs_loads() -> None:
     ],
 )
 def test_a_mistake_is_reported(old: str, new: str, message: str) -> None:
-    """With its cure, where there is one."""
+    """The message states the correction, if there is one."""
     assert old in GOOD
     found = problems(GOOD.replace(old, new, 1))
     assert any(message in each for each in found), found
@@ -61,8 +61,8 @@ def test_inputs_are_unknown_without_a_declaration() -> None:
         ("{alert: A}", ["there is no name 'inputs' here; constants are under vars: vars.name"]),
     ],
 )
-def test_an_input_that_there_is_not_is_one_error(on: str, told: list[str]) -> None:
-    """With the cure that fits the beginning."""
+def test_an_undeclared_input_is_one_error(on: str, told: list[str]) -> None:
+    """The remedy fits the trigger."""
     step = "{action: test.tell, with: {message: '{{ inputs.a }}'}}"
     found = problems(f"playbook: p\non: {on}\ntarget: cluster\nsteps:\n  - {step}\n")
     assert [problem.partition("message: ")[2] for problem in found] == told

@@ -31,8 +31,8 @@ def some_playbook(chance: random.Random, name: str) -> YamlPlaybook:
     return playbook(name, matchers, chance.choice(["", "", "labels.rack == 'a'", "labels.absent + 1 > 0"]))
 
 
-def test_the_index_decides_as_asking_each_does() -> None:
-    """Over random playbooks and alerts: who reacts, what could not be evaluated, and each reason that is kept."""
+def test_the_index_decides_like_matching_each_playbook() -> None:
+    """Random playbooks and alerts give the same reactions, evaluation failures and retained reasons."""
     for seed in range(40):
         chance = random.Random(seed)
         catalog = StaticCatalog([some_playbook(chance, f"p{n:02}") for n in range(60)], TestActions())
@@ -56,8 +56,8 @@ def test_the_index_decides_as_asking_each_does() -> None:
             assert counted == ([f"{more} more playbooks name it and do not match"] if more > 0 else [])
 
 
-def test_only_the_playbooks_of_the_alerts_labels_are_asked() -> None:
-    """By the matcher that the fewest have. One without an equality is asked always; no label is the empty one."""
+def test_only_playbooks_indexed_by_the_alerts_labels_are_matched() -> None:
+    """The rarest matcher is indexed. A playbook without an equality is always tried; no label means empty."""
     books = [playbook(f"rack-{n}", ['severity="a"', f'rack="{n}"']) for n in range(100)]
     books += [playbook("any", ['rack!="7"']), playbook("none", ['rack=""'])]
     catalog = StaticCatalog(books, TestActions())

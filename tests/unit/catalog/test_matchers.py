@@ -38,7 +38,7 @@ ALERT = {"severity": "warning", "team": "", "path": "/data/ckpt", "a b": "1", "n
         ('severity="warning",path="other"', False),
     ],
 )
-def test_a_matcher_holds_as_in_alertmanager(text: str, holds: bool) -> None:
+def test_a_matcher_works_as_in_alertmanager(text: str, holds: bool) -> None:
     """Regular expressions match the whole value; a missing label is the empty text."""
     assert all(matcher.matches(ALERT) for matcher in matchers.parse(text)) is holds
 
@@ -69,15 +69,15 @@ def test_a_matcher_holds_as_in_alertmanager(text: str, holds: bool) -> None:
         ("a=b," * 10_000, "10000 characters"),
     ],
 )
-def test_what_is_no_matcher_is_refused_with_the_reason(text: str, told: str) -> None:
-    """So it is found when the playbook is loaded."""
+def test_an_invalid_matcher_is_rejected_with_the_reason(text: str, told: str) -> None:
+    """So the error is found when the playbook is loaded."""
     with pytest.raises(ValueError) as caught:
         matchers.parse(text)
     assert told in str(caught.value)
 
 
-def test_a_large_pattern_is_not_tried_on_a_long_value() -> None:
-    """What a match takes is bounded by the product of both; a pattern of usual size takes any label that is let in."""
+def test_a_large_pattern_is_not_matched_against_a_long_value() -> None:
+    """A match is bounded by the product of both lengths; usual patterns match every accepted label."""
     longest = {"a": "x" * 65_536}
     large = matchers.parse('a=~".{1000}"')[0]
     assert not large.matches({"a": "x" * (MOST_WORK // LARGEST_PROGRAM)})
@@ -99,11 +99,11 @@ def test_a_large_pattern_is_not_tried_on_a_long_value() -> None:
     ],
 )
 def test_no_pattern_backtracks(pattern: str, value: str, holds: bool) -> None:
-    """A match takes time in proportion to the value, so what RE2 can read can be used."""
+    """A match takes time in proportion to the value, so every pattern that RE2 can parse is allowed."""
     assert Pattern(pattern).matches(value) is holds
 
 
-def test_half_a_surrogate_pair_is_the_replacement_character() -> None:
+def test_half_a_surrogate_pair_becomes_the_replacement_character() -> None:
     """JSON can write it, and UTF-8 cannot; Go, and so Alertmanager, reads U+FFFD."""
     assert Pattern("a.b").matches("a\ud800b")
     assert Pattern("\ufffd").matches("\udfff")
@@ -130,8 +130,8 @@ def test_re2_syntax_is_understood(pattern: str, value: str) -> None:
     assert Pattern(pattern).matches(value)
 
 
-def test_amtool_accepts_what_is_accepted_here(tmp_path: Path) -> None:
-    """What loads here can be copied into an Alertmanager's route."""
+def test_amtool_accepts_every_matcher_accepted_here(tmp_path: Path) -> None:
+    """Matchers that load here can be copied into an Alertmanager's route."""
     written = ['severity=~"warning|critical"', "a=b", 'c!~"x.+"', 'd=""', r'path=~"/data/\\w+"', '{e="1",f!="2"}']
     config = tmp_path / "alertmanager.yml"
     lines = "".join(f"        - '{text}'\n" for text in written)

@@ -24,14 +24,14 @@ def problems_of(text: str) -> list[str]:
 
 
 def test_the_table_is_large_and_has_no_entry_twice() -> None:
-    """At least 120 mistakes."""
+    """It has at least 120 mistakes."""
     assert len(TABLE) >= 120
     assert len({text for text, *_ in TABLE}) == len(TABLE)
 
 
 @pytest.mark.parametrize(("text", "line", "named", "cure"), TABLE)
-def test_a_mistake_is_refused_with_its_cure(text: str, line: int, named: str, cure: str) -> None:
-    """The error is at the mistake's line, names it, and says what to write."""
+def test_a_mistake_is_rejected_with_its_remedy(text: str, line: int, named: str, cure: str) -> None:
+    """The error is at the mistake's line, names it, and states the correction."""
     problems = problems_of(text)
     assert any(each.startswith(f"{line}:") and named in each and cure in each for each in problems), problems
 
@@ -79,7 +79,7 @@ def test_alertnames_and_values_of_matchers_may_have_any_characters(on: str) -> N
 
 @pytest.mark.parametrize("action", registry.BUILT_IN, ids=lambda action: action.name)
 def test_members_of_a_step_and_of_its_output_are_known_for_every_action(action: type[Action]) -> None:
-    """Also where the output has a member of the same name, as the ``status`` of ``http.request``."""
+    """This holds also if the output has a member of the same name, as the ``status`` of ``http.request``."""
     outputs = value_types.of_outputs(getattr(action, "outputs", ()))
     names = VisibleNames(STEP_NAMES, steps=("x",), outputs={"x": outputs})
     members = ["status", "params", "output", "error", "attempts", *(f"output.{key}" for key in outputs)]
@@ -125,8 +125,8 @@ def test_an_output_of_a_job_is_checked_where_no_ranks_or_nodes_are_merged() -> N
         ("20 microseconds", "90s, 10m"),
     ],
 )
-def test_a_duration_in_words_is_refused_with_its_short_form(written: str, cure: str) -> None:
-    """Also hostile ones, in little time."""
+def test_a_duration_in_words_is_rejected_with_its_short_form(written: str, cure: str) -> None:
+    """Hostile ones are rejected too, in little time."""
     with pytest.raises(ValueError, match="is not a duration") as refused:
         duration.parse(written)
     assert cure in str(refused.value)
@@ -146,8 +146,8 @@ def test_a_duration_in_words_is_refused_with_its_short_form(written: str, cure: 
         "{action: slurm.drain, with: {resume_after: 2900000d}}",
     ],
 )
-def test_a_time_that_ends_after_the_year_9999_is_refused(step: str) -> None:
-    """At its line, with the longest one."""
+def test_a_time_that_ends_after_the_year_9999_is_rejected(step: str) -> None:
+    """The error names its line and the longest valid time."""
     (problem,) = problems_of(f"{BASE}  - {step}\n")
     assert problem.startswith(f"{BASE.count(chr(10)) + 1}:"), problem
     assert "'2900000d' is too long; write at most 2555000d" in problem
@@ -164,8 +164,8 @@ def test_a_time_that_ends_after_the_year_9999_is_refused(step: str) -> None:
         ("  - {wait_for: resolved, when: 'runs.count(\"TIME\") > 3'}", "runs.count", "365000d"),
     ],
 )
-def test_a_time_that_would_begin_before_all_times_is_refused(last: str, field: str, most: str) -> None:
-    """With the longest one, which works at every date."""
+def test_a_time_that_would_start_before_the_first_date_is_rejected(last: str, field: str, most: str) -> None:
+    """The error names the longest time that works at every date."""
     text = f"{BASE}{last}\n"
     for written in ("1001y" if most == "365000d" else "7001y", "9999999d"):
         (problem,) = problems_of(text.replace("TIME", written))

@@ -39,8 +39,8 @@ def told(text: str, fields: Mapping[str, Any]) -> bool | None:
 
 
 @pytest.mark.parametrize("text", [*SHIPPED, *WRITTEN])
-def test_each_answer_is_the_sandbox_s(text: str) -> None:
-    """Whatever a record holds: also what is no number, is missing, or hides the method `get`."""
+def test_each_answer_equals_the_sandboxs(text: str) -> None:
+    """Records may contain values that are no numbers, lack members, or hide the method `get`."""
     condition, answered = compiled(text), 0
     assert condition is not None
     for loss, norm, hidden in product(VALUES, VALUES, (ABSENT, 3.0)):
@@ -82,6 +82,6 @@ def test_a_missing_member_needs_no_sandbox() -> None:
         "fields.loss > '1'",
     ],
 )
-def test_what_is_more_than_numbers_is_the_sandbox_s(text: str) -> None:
-    """Nothing but what is known to mean the same in both is taken."""
+def test_conditions_on_more_than_numbers_use_the_sandbox(text: str) -> None:
+    """Only conditions known to mean the same in both are compiled."""
     assert compiled(text) is None

@@ -35,7 +35,7 @@ def compiled(*steps: str, target: str = NODE, more: str = "") -> YamlPlaybook:
         ("{action: slurm.requeue, target: node}", None),
     ],
 )
-def test_a_step_says_its_target_or_its_action_does(step: str, target: str | None) -> None:
+def test_a_target_comes_from_the_step_or_its_action(step: str, target: str | None) -> None:
     """None is the first target."""
     last = compiled(PAUSE, step).definition.steps[-1]
     assert isinstance(last, ActionStep)
@@ -80,7 +80,7 @@ def test_gpus_and_groups_have_jobs_on_their_node_too(target: str) -> None:
         ("node", ["{action: notify, with: {message: '{{ target.jobs }}'}}"], "a target of kind node has no 'jobs'"),
     ],
 )
-def test_what_is_unclear_is_refused_with_the_cure(target: str, steps: list[str], why: str) -> None:
-    """At the line of the step or target."""
+def test_ambiguous_targets_are_rejected_with_the_remedy(target: str, steps: list[str], why: str) -> None:
+    """The error is at the line of the step or target."""
     with pytest.raises(errors.PlaybookError, match=why):
         compiled(*steps, target=target)

@@ -45,8 +45,8 @@ def doubled(start: str, step: str, use: str) -> str:
         "{{ 1 in [1] == true }}",
     ],
 )
-def test_what_cannot_be_compiled_is_malformed(text: str) -> None:
-    """Be it Jinja, or Python on what Jinja made of it, that gives up."""
+def test_uncompilable_templates_are_malformed(text: str) -> None:
+    """The failure may come from Jinja, or from Python on Jinja's output."""
     with pytest.raises(Malformed):
         ValueTemplate(text, "with")
 
@@ -93,8 +93,8 @@ def test_what_cannot_be_compiled_is_malformed(text: str) -> None:
         (doubled("7", "a * a", "{{ a }}"), "too large"),
     ],
 )
-def test_what_would_take_too_much_is_an_error_before_it_is_done(text: str, told: str) -> None:
-    """Also where C does it in one call, which nothing can interrupt."""
+def test_too_expensive_operations_fail_before_they_run(text: str, told: str) -> None:
+    """This includes single calls into C, which nothing can interrupt."""
     template = ValueTemplate(text, "with")
     with pytest.raises(errors.ExpressionError) as caught:
         template.render(SCOPE)
@@ -141,12 +141,12 @@ def test_a_value_that_is_passed_on_whole_is_bounded_too() -> None:
         ("{{ '{{ 1 }}' }}", "{{ 1 }}"),
     ],
 )
-def test_what_jinja_does_it_does_here(text: str, made: Any) -> None:
+def test_jinja_features_work_unchanged(text: str, made: Any) -> None:
     """The bounds change nothing for a template that stays within them."""
     assert ValueTemplate(text, "with").render(SCOPE) == made
 
 
-def test_nothing_is_evaluated_when_it_is_compiled() -> None:
+def test_nothing_is_evaluated_at_compilation() -> None:
     """A constant can take as long as any other expression."""
     tree = template_syntax.parse_template("{{ 20000000 | round(20000000, 'ceil') }}{{ 'x' * 100000000000 }}")
     template_syntax.compile_template(tree)
@@ -154,15 +154,15 @@ def test_nothing_is_evaluated_when_it_is_compiled() -> None:
     assert template_syntax.free_names(tree) == {"labels"}
 
 
-def test_a_slice_of_a_constant_is_no_warning_on_standard_error(recwarn: pytest.WarningsRecorder) -> None:
-    """Which only Python's compiler would write there; it is an error where it is evaluated."""
+def test_a_slice_of_a_constant_writes_no_warning_to_standard_error(recwarn: pytest.WarningsRecorder) -> None:
+    """Python's compiler would write one there; evaluating the slice is an error."""
     with pytest.raises(errors.ExpressionError, match="not subscriptable"):
         ValueTemplate("{{ 1[0:2] }}", "with").render(SCOPE)
     assert list(recwarn) == []
 
 
-def test_a_bad_template_is_told_at_its_place() -> None:
-    """As every mistake of a playbook is."""
+def test_a_bad_template_is_reported_at_its_place() -> None:
+    """It is reported like every mistake of a playbook."""
     for text in ("{{ vars.x | round(precision=1, precision=2) }}", "{% for a in [] %}" * 25 + "{% endfor %}" * 25):
         (problem,) = problems_of(PLAYBOOK + f'  - {{approve: "{text}"}}\n')
         assert problem.startswith("9:15: approve: "), problem

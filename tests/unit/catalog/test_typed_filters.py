@@ -32,8 +32,8 @@ def value(text: str, **scope: Any) -> Any:
         ("x.y.z | default('2') | number", 2),
     ],
 )
-def test_a_text_is_read(text: str, expected: Any) -> None:
-    """Also of a label that is missing with all its parents."""
+def test_a_text_is_parsed(text: str, expected: Any) -> None:
+    """The label and all its parents may be missing."""
     assert value(text, x={}) == expected
 
 
@@ -51,8 +51,8 @@ def test_a_text_is_read(text: str, expected: Any) -> None:
         ("'soon' | duration", "soon"),
     ],
 )
-def test_another_text_is_an_error(text: str, named: str) -> None:
-    """Where ``float`` would make it 0."""
+def test_an_invalid_text_is_an_error(text: str, named: str) -> None:
+    """``float`` would turn it into 0."""
     with pytest.raises(ExpressionError, match=named):
         value(text, x={})
 
@@ -79,7 +79,7 @@ def test_comparisons_with_numbers_are_accepted(when: str) -> None:
 @pytest.mark.parametrize(
     "when", ["now > alert.startsAt", "now == '9'", "(now | duration) > 5", "labels.t | time == 'a'"]
 )
-def test_comparisons_with_texts_are_refused(when: str) -> None:
-    """With the place."""
+def test_comparisons_with_texts_are_rejected(when: str) -> None:
+    """The error names file and line."""
     with pytest.raises(PlaybookError, match=r"p\.yaml:5"):
         loaded(when)

@@ -30,14 +30,14 @@ def test_plain_scalars_have_the_core_schemas_types(text: str, value: object) -> 
     assert yaml_text.resolve(text) == value
 
 
-def test_what_is_written_between_tokens_is_read_as_version_1_2_has_it() -> None:
+def test_text_between_tokens_is_read_as_in_yaml_1_2() -> None:
     """Tabs part tokens, a colon after a quote needs no space, and the directive of 1.1 changes nothing."""
     (document,), problems = yaml_text.read('%YAML 1.1\n---\na:\t"\\/ \\u2028"\nb: {"on":yes, c: [x\ty]}\n', "f")
     assert problems == []
     assert document.value == {"a": "/ \u2028", "b": {"on": "yes", "c": ["x\ty"]}}
 
 
-def test_every_key_and_value_knows_its_place() -> None:
+def test_every_key_and_value_has_its_position() -> None:
     """Lines and columns count from 1."""
     (document,), _ = yaml_text.read("a:\n  - b: 1\n    c: 2\n", "f")
     assert document.keys["a", 0, "c"] == TextPosition(3, 5)
@@ -54,7 +54,7 @@ def test_documents_of_one_file_keep_their_own_text() -> None:
         assert (again.value, again.text) == (document.value, document.text)
 
 
-def test_a_key_that_is_written_twice_is_an_error_at_the_second() -> None:
+def test_a_duplicate_key_is_an_error_at_the_second() -> None:
     """It says where the first is."""
     _, problems = yaml_text.read("a: 1\nb: 2\na: 3\n", "f")
     assert [str(problem) for problem in problems] == ["f:3:1: the key 'a' is written twice; first on line 1"]
@@ -104,14 +104,14 @@ def test_a_key_that_is_written_twice_is_an_error_at_the_second() -> None:
         ("&a.b x", "1:3: expected alphabetic or numeric character, but found '.' (while scanning an anchor)"),
     ],
 )
-def test_what_is_not_understood_is_refused_with_its_place(text: str, told: str) -> None:
+def test_unsupported_yaml_is_rejected_with_its_place(text: str, told: str) -> None:
     """Each mistake is one line with file, line and column."""
     documents, problems = yaml_text.read(text, "f")
     assert any(told in str(problem) and problem.line for problem in problems), problems
     assert not documents or problems
 
 
-def test_a_bomb_of_aliases_is_refused() -> None:
+def test_an_alias_bomb_is_rejected() -> None:
     """Aliases count as often as they are used, so a small file cannot become a large value."""
     lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]" for old, new in zip("abcdefg", "bcdefgh", strict=True)]
@@ -123,14 +123,14 @@ def test_a_bomb_of_aliases_is_refused() -> None:
     ("raw", "told"),
     [(b"\xff\xfea\x00", "UTF-16"), (b"a: 1\nb: \xff", "not UTF-8"), (b"x" * (yaml_text.MAX_BYTES + 1), "bytes")],
 )
-def test_odd_encodings_and_sizes_are_refused(raw: bytes, told: str) -> None:
+def test_odd_encodings_and_sizes_are_rejected(raw: bytes, told: str) -> None:
     """A file is UTF-8, with or without a byte order mark, and bounded."""
     problem = yaml_text.decode(raw, "f")
     assert isinstance(problem, FileProblem)
     assert told in problem.message
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
+def test_a_byte_order_mark_is_not_part_of_the_text() -> None:
     """Editors that write one do no harm."""
     assert yaml_text.decode(b"\xef\xbb\xbfa: 1", "f") == "a: 1"
 

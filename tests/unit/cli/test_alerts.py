@@ -55,8 +55,8 @@ def run(*words: str) -> str:
     return done.output
 
 
-def test_a_row_says_what_was_heard_and_what_came_of_it(asked: list[dict[str, Any]]) -> None:
-    """The run by its short id, or why nothing was begun; filters go to the server."""
+def test_a_row_shows_the_alert_and_its_outcome(asked: list[dict[str, Any]]) -> None:
+    """It has the run's short id, or why none was started; filters are sent to the server."""
     header, missed, taken = run("--nobody", "--label", "node=node-1", "--since", "1d").splitlines()
     assert header.split() == ["RECEIVED", "ALERT", "STATUS", "TIMES", "LABELS", "REACTIONS"]
     assert missed.endswith("×2     node=node-1  cool: 'severity' is ''")
@@ -64,8 +64,8 @@ def test_a_row_says_what_was_heard_and_what_came_of_it(asked: list[dict[str, Any
     assert asked[0] == {"label": ["node=node-1"], "reacted": "false", "since": "1d", "limit": 50}
 
 
-def test_everything_goes_to_a_file_page_by_page(asked: list[dict[str, Any]]) -> None:
-    """As JSON, or as CSV with the server's own columns."""
+def test_all_alerts_are_written_to_a_file_page_by_page(asked: list[dict[str, Any]]) -> None:
+    """The format is JSON, or CSV with the server's own columns."""
     assert json.loads(run("--all", "--output", "json")) == [MISSED, TAKEN]
     assert [request["limit"] for request in asked] == [1000, 1000]
     rows = list(csv.DictReader(io.StringIO(run("--all", "--output", "csv"))))
@@ -73,8 +73,8 @@ def test_everything_goes_to_a_file_page_by_page(asked: list[dict[str, Any]]) -> 
     assert tuple(HeardAlertView.model_fields) == _COLUMNS
 
 
-def test_a_label_without_a_value_is_refused(asked: list[dict[str, Any]]) -> None:
-    """With how it is written."""
+def test_a_label_without_a_value_is_rejected(asked: list[dict[str, Any]]) -> None:
+    """The message shows the syntax."""
     done = CliRunner().invoke(main, ["alerts", "--label", "node"])
     assert (done.exit_code, asked) == (2, [])
     assert "'node' must be NAME=VALUE, such as job_name=llm-1" in done.output

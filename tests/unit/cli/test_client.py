@@ -14,14 +14,14 @@ from trainmedic_server.cli.client import Client
 
 
 @pytest.mark.parametrize("url", ["http://", "http://127.0.0.1:99999", "http://a b", "127.0.0.1:8080", "http://[::1"])
-def test_a_url_that_leads_nowhere_is_a_wrong_flag(url: str) -> None:
-    """And not a server that does not answer, which would be asked again."""
+def test_a_url_that_leads_nowhere_is_an_invalid_flag(url: str) -> None:
+    """It does not count as a server that does not answer, which would be retried."""
     with pytest.raises(exits.InvalidInput, match="is not a URL such as"):
         Client(url, None)
 
 
 @pytest.mark.parametrize("token", ["secret\nline", "secr€t", "secret\0"])
-def test_a_token_that_no_header_can_have_is_named_and_not_shown(token: str) -> None:
+def test_a_token_invalid_in_a_header_is_named_and_not_shown(token: str) -> None:
     """Otherwise the error would show it, or blame the URL."""
     with pytest.raises(exits.InvalidInput, match="TRAINMEDIC_TOKEN_FILE") as refused:
         Client("http://127.0.0.1:1", token)
@@ -30,8 +30,8 @@ def test_a_token_that_no_header_can_have_is_named_and_not_shown(token: str) -> N
 
 
 @pytest.mark.parametrize("ask", [lambda client: client.get("now"), lambda client: list(client.events(None))])
-def test_an_answer_that_cannot_be_decompressed_is_no_answer(ask: Callable[[Client], object]) -> None:
-    """Such as one that a proxy has cut or damaged."""
+def test_an_answer_that_cannot_be_decompressed_counts_as_no_answer(ask: Callable[[Client], object]) -> None:
+    """A proxy may have cut or damaged it."""
     damaged = httpx.MockTransport(
         lambda _: httpx.Response(200, headers={"content-encoding": "gzip"}, content=iter([b"{}"]))
     )
@@ -41,8 +41,8 @@ def test_an_answer_that_cannot_be_decompressed_is_no_answer(ask: Callable[[Clien
         ask(client)
 
 
-def test_spaces_around_a_token_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As around that of a file: no header may end with one, and the error would show the token."""
+def test_spaces_around_a_token_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may contain them: no header may end with one, and the error would show the token."""
     client = Client("http://127.0.0.1:1", " secret \n")
     answer = httpx.MockTransport(lambda request: httpx.Response(200, json={"sent": request.headers["Authorization"]}))
     monkeypatch.setattr(client._http, "_transport", answer)
@@ -67,10 +67,10 @@ def answering(monkeypatch: pytest.MonkeyPatch, status: int, body: bytes) -> Clie
         (502, b"[]", "answered 502 Bad Gateway"),
     ],
 )
-def test_an_answer_of_another_server_is_named_with_its_place(
+def test_another_servers_answer_is_named_with_its_address(
     status: int, body: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the password in its URL."""
+    """The password in the URL is not shown."""
     client = answering(monkeypatch, status, body)
     with pytest.raises(exits.Unreachable, match=f"^http://127.0.0.1:1/approvals {said}"):
         client.get("approvals")["items"]

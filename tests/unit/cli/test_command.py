@@ -52,8 +52,8 @@ def test_an_absent_command_names_its_distribution(
     assert name not in command.commands()
 
 
-def test_a_required_note_is_asked_for_before_the_server_is(installed: set[str]) -> None:
-    """As a wrong use of the command."""
+def test_a_missing_required_note_is_reported_before_the_server_is_asked(installed: set[str]) -> None:
+    """It is reported as an invalid use of the command."""
     ran = CliRunner().invoke(command.main, ["runs", "close-undo", "01a2"])
     assert ran.exit_code == 2
     assert "Missing option '--note'" in ran.output
@@ -75,8 +75,8 @@ def test_console_scripts_of_earlier_versions_find_the_command() -> None:
     assert importlib.import_module("trainmedic_server.cli").main is command.main
 
 
-def test_of_two_commands_with_one_name_the_servers_is_taken(installed: set[str]) -> None:
-    """It has all of the other, and the lines and verdicts of a server beside."""
+def test_the_servers_command_is_used_if_two_have_the_same_name(installed: set[str]) -> None:
+    """It includes all of the other, and adds the lines and verdicts of a server."""
     assert command.commands()["logs"].module == server_commands.COMMANDS["logs"].module
     installed.remove("server")
     command.commands.cache_clear()
@@ -84,7 +84,7 @@ def test_of_two_commands_with_one_name_the_servers_is_taken(installed: set[str])
 
 
 def test_the_command_knows_where_each_command_comes_from() -> None:
-    """Also of one that is not installed."""
+    """This includes one that is not installed."""
     for name, table in TABLES.items():
         named = set(command.COMMANDS_BY_DISTRIBUTION[f"trainmedic-{name}"])
         assert named <= table.COMMANDS.keys()
@@ -92,7 +92,7 @@ def test_the_command_knows_where_each_command_comes_from() -> None:
 
 
 def test_a_folder_is_diagnosed_without_the_server_being_loaded(tmp_path: Path) -> None:
-    """Nor any of its libraries: the engine, the store and HTTP are not imported."""
+    """Its libraries are not imported either: the engine, the store and HTTP."""
     (tmp_path / "rank0.log").write_text("Traceback (most recent call last):\nValueError: a wrong value\n")
     program = (
         "import sys; from trainmedic_logs.cli.folder_diagnosis import diagnose; "
@@ -106,7 +106,7 @@ def test_a_folder_is_diagnosed_without_the_server_being_loaded(tmp_path: Path) -
     assert done.stdout.splitlines()[-1] == ""
 
 
-def test_rules_are_checked_without_a_server_and_the_rest_is_named(installed: set[str], tmp_path: Path) -> None:
+def test_rules_are_checked_without_a_server_and_unchecked_parts_are_named(installed: set[str], tmp_path: Path) -> None:
     """A test that expects runs is not said to be checked whole."""
     installed.remove("server")
     (tmp_path / "a.yaml").write_text(
@@ -133,14 +133,14 @@ def test_rules_are_checked_without_a_server_and_the_rest_is_named(installed: set
 
 
 @pytest.mark.parametrize("length", ["1ms", "999ms", "0s", "2h1s"])
-def test_a_demo_of_a_wrong_length_is_refused(length: str) -> None:
-    """Before anything starts."""
+def test_a_demo_with_an_invalid_duration_is_rejected(length: str) -> None:
+    """The error comes before anything starts."""
     ran = CliRunner().invoke(command.main, ["demo", "--for", length])
     assert (ran.exit_code, f"{length} is not between 1s and 2h" in ran.output) == (2, True)
 
 
 @pytest.mark.parametrize("length", ["1s", "2h"])
-def test_a_demo_takes_the_shortest_and_the_longest_time(length: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_demo_accepts_the_shortest_and_the_longest_duration(length: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def not_here(*_: object, **__: object) -> None:
         raise DemoFailed("it would start")
 
@@ -151,7 +151,7 @@ def test_a_demo_takes_the_shortest_and_the_longest_time(length: str, monkeypatch
 
 
 @pytest.mark.parametrize("options", [["--job", "llm-1"], ["-f"], ["--output", "text"]])
-def test_options_for_lines_are_refused_before_a_command_on_rules(options: list[str]) -> None:
+def test_options_for_lines_are_rejected_before_a_command_on_rules(options: list[str]) -> None:
     ran = CliRunner().invoke(command.main, ["logs", *options, "schema"])
     flag = {"-f": "--follow"}.get(options[0], options[0])
     assert (ran.exit_code, f"{flag} is for lines of a job; omit it before schema" in ran.output) == (2, True)

@@ -21,7 +21,7 @@ steps:
 """
 
 
-def test_members_batches_and_those_that_are_only_observed_are_shown(tmp_path: Path) -> None:
+def test_members_batches_and_observed_only_members_are_shown(tmp_path: Path) -> None:
     """The inventory names nodes by host lists; the modes file takes one of them out."""
     (tmp_path / "rack.yaml").write_text(PLAYBOOK)
     (tmp_path / "inventory.yaml").write_text('"attributes:n[1-4]": rack=r1\n"attributes:m[01-12]": rack=r2\n')
@@ -39,7 +39,7 @@ def test_members_batches_and_those_that_are_only_observed_are_shown(tmp_path: Pa
 
 
 @pytest.mark.parametrize("option", ["mode", "modes", "inventory"])
-def test_what_a_server_decides_by_itself_cannot_be_given_with_it(tmp_path: Path, option: str) -> None:
+def test_values_that_a_server_decides_cannot_be_given_with_it(tmp_path: Path, option: str) -> None:
     """The answer would be by the server's own."""
     (tmp_path / "alert.json").write_text("[]")
     given = ["--server", "http://127.0.0.1:1", f"--{option}", "observe"]
@@ -65,8 +65,8 @@ def test_yesterdays_alert_is_judged_as_of_then(tmp_path: Path, at: str | None, d
     assert decision in done.output
 
 
-def test_a_moment_before_all_dates_is_refused(tmp_path: Path) -> None:
-    """As a wrong option."""
+def test_a_time_before_all_dates_is_rejected(tmp_path: Path) -> None:
+    """It is reported as an invalid option."""
     (tmp_path / "rack.yaml").write_text(PLAYBOOK)
     (tmp_path / "alert.json").write_text(json.dumps({"labels": {"alertname": "RackHot"}}))
     files = [str(tmp_path / "alert.json"), "--playbooks", str(tmp_path / "rack.yaml")]

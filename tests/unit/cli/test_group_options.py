@@ -37,7 +37,7 @@ def test_the_end_of_a_job_is_shown_as_json(options: list[str]) -> None:
 
 
 def test_the_end_of_a_job_is_shown_in_words() -> None:
-    """Also after the format of the group's table."""
+    """This holds also after the format option of the group's table."""
     for options in ([], ["--output", "table"]):
         ran = CliRunner().invoke(command.main, ["jobs", *options, "end", "llm-1", "--note", "x"])
         assert (ran.exit_code, ran.output) == (0, "llm-1: ended\n")
@@ -49,7 +49,7 @@ def test_one_run_or_finding_is_shown_in_the_format_of_the_group(group: str) -> N
     assert (ran.exit_code, json.loads(ran.output)) == (0, {"id": RUN})
 
 
-def test_a_format_that_the_command_lacks_is_refused() -> None:
+def test_an_unsupported_output_format_is_rejected() -> None:
     ran = CliRunner().invoke(command.main, ["history", "--output", "csv", "show", RUN])
     assert (ran.exit_code, "show has no --output csv; use text or json" in ran.output) == (2, True)
 
@@ -62,17 +62,15 @@ def test_a_format_that_the_command_lacks_is_refused() -> None:
         (["findings", "--job", "llm-1"], "--job", "the list of findings"),
     ],
 )
-def test_filters_of_a_list_are_refused_before_its_command(options: list[str], flag: str, about: str) -> None:
-    """They had no effect: a filter of a job does not choose the job of one run."""
+def test_list_filters_before_the_subcommand_are_rejected(options: list[str], flag: str, about: str) -> None:
+    """They had no effect: a filter for jobs does not choose the job of one run."""
     ran = CliRunner().invoke(command.main, [*options, "show", RUN])
     assert (ran.exit_code, f"{flag} is for {about}; omit it before show" in ran.output) == (2, True), ran.output
     server = ["--server", "http://127.0.0.1:1", "--token", "t"]
     assert CliRunner().invoke(command.main, [options[0], *server, "show", RUN, "--output", "json"]).exit_code == 0
 
 
-def test_the_record_of_an_agent_is_named_before_its_health_check_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    """The check compared with nothing, as if no directory were given."""
+def test_a_state_dir_before_the_health_check_is_honoured(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """The check had nothing to compare with, as if no directory had been given."""
     ran = CliRunner().invoke(command.main, ["agent", "--state-dir", str(tmp_path), "health", "--gpus", "0"])
     assert f"Not compared: {tmp_path} has no record of an agent" in ran.output

@@ -36,8 +36,8 @@ class Known:
         ({}, "x\x1b[2J", "job 'x\\x1b[2J' is unknown: it is not connected and has no runs or findings"),
     ],
 )
-def test_a_name_of_which_nothing_is_known_is_doubted(known: Any, job: str, said: str) -> None:
-    """Connected, in the history or in findings is known; else the nearest of those that are connected is named."""
+def test_an_unknown_job_name_raises_a_doubt(known: Any, job: str, said: str) -> None:
+    """A job is known if it is connected, in the history or in findings; else the nearest connected one is suggested."""
     client: Client = Known(**known)  # type: ignore[assignment]
     assert clients.unknown_job_note(client, job) == said
 
@@ -54,16 +54,16 @@ def test_jobs_of_all_pages_are_known() -> None:
     assert clients.unknown_job_note(client, "y")
 
 
-def test_a_playbook_that_is_not_loaded_is_named_with_the_nearest() -> None:
-    """A filter by a misspelt name finds nothing, which alone would look like peace."""
+def test_an_unloaded_playbook_is_reported_with_the_nearest_name() -> None:
+    """A filter by a misspelt name finds nothing, which alone would look like a quiet server."""
     client: Client = Known(playbooks=[{"name": "training-loss-spike"}])  # type: ignore[assignment]
     assert clients.unknown_playbook_note(client, "training-loss-spike") == ""
     doubt = clients.unknown_playbook_note(client, "trainig-loss-spike")
     assert doubt == "playbook 'trainig-loss-spike' is not loaded; did you mean 'training-loss-spike'?"
 
 
-def test_a_note_that_the_server_cannot_give_does_not_end_the_history() -> None:
-    """Jobs are read from Redis, which may be away; the history is not."""
+def test_a_hint_that_the_server_cannot_give_does_not_end_the_history() -> None:
+    """Jobs are read from Redis, which may be unavailable; the history is still available."""
 
     class WithoutRedis(Known):
         def get(self, path: str, params: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def listed(server: BoundedServer, path: str, conditions: Mapping[str, Any]) -> l
 
 @pytest.mark.parametrize(("path", "job"), [("findings", "team/llm-1"), ("history", ("team/llm-1",))])
 def test_the_items_of_one_job_are_read_below_its_path(path: str, job: str | tuple[str, ...]) -> None:
-    """From the first refusal on, with all other conditions."""
+    """From the first refusal on, the client uses the job's path, with all other conditions."""
     server = BoundedServer()
     assert listed(server, path, {"job": job, "since": "1h"}) == [{"id": 1}, {"id": 2}]
     assert [asked for asked, _ in server.asked] == [path, f"jobs/team/llm-1/{path}", f"jobs/team/llm-1/{path}"]
@@ -49,8 +49,8 @@ def test_the_items_of_one_job_are_read_below_its_path(path: str, job: str | tupl
         ("alerts", {"job": "team/llm-1"}),
     ],
 )
-def test_what_one_jobs_path_cannot_answer_stays_refused(path: str, conditions: Mapping[str, Any]) -> None:
-    """No condition is dropped without a word."""
+def test_a_condition_that_the_job_path_cannot_answer_stays_refused(path: str, conditions: Mapping[str, Any]) -> None:
+    """No condition is dropped silently."""
     server = BoundedServer()
     with pytest.raises(exits.NotAllowed):
         listed(server, path, conditions)

@@ -50,7 +50,7 @@ def folded(items: list[dict[str, Any]]) -> list[table_rows.Row]:
 
 
 def test_two_hundred_rows_fit_120_columns() -> None:
-    """With the longest names that are usual; every column keeps something, and the last at least what is said first."""
+    """The rows have the longest usual names; every column keeps something, and the last at least its beginning."""
     items = [item(number, action_taken=None, message="the alert had not resolved in time") for number in range(200)]
     lines = table.rows(history._HEADER, [history._cells(row, AT) for row in folded(items)], 120)
     assert len(lines) == 201
@@ -59,8 +59,8 @@ def test_two_hundred_rows_fit_120_columns() -> None:
     assert "the alert had not reso" in lines[1]
 
 
-def test_decisions_that_say_the_same_are_one_row() -> None:
-    """So that what is open is not pushed off the first page; others, and those of another hour, have their own."""
+def test_identical_decisions_are_merged_into_one_row() -> None:
+    """Open items stay on the first page; other decisions, and those of another hour, have rows of their own."""
     waiting = item(99, status="waiting", waiting_on="resolved", duration_ms=None)
     other = held_back(50, decision="cooldown")
     late = held_back(60, timestamp="2026-01-31T10:40:00Z")
@@ -97,13 +97,13 @@ def test_a_count_that_was_not_read_to_its_end_is_marked(monkeypatch: pytest.Monk
         ({}, "succeeded"),
     ],
 )
-def test_what_became_of_a_run_is_told_in_a_word(changes: dict[str, Any], result: str) -> None:
-    """What an open run waits for is told apart, and what was taken back does not read as applied."""
+def test_the_outcome_of_a_run_is_shown_in_one_word(changes: dict[str, Any], result: str) -> None:
+    """Open runs are distinguished by what they wait for, and reverted changes do not read as applied."""
     assert runs.status_text(item(**changes)) == result
 
 
-def test_nothing_is_told_twice() -> None:
-    """Nor does a failed run begin with the message that told of it, as if that had been the repair."""
+def test_nothing_is_reported_twice() -> None:
+    """A failed run does not begin with the message that reported it, as if that had been the repair."""
     assert runs.outcome_text(item()) == "applied gpu.power_limit"
     failed = item(status="failed", action_taken="notify", message="step cap: no agent on node 'node-3' is connected")
     assert runs.outcome_text(failed) == "step cap: no agent on node 'node-3' is connected; did notify"
@@ -122,8 +122,8 @@ def test_nothing_is_told_twice() -> None:
         (None, "-", "-"),
     ],
 )
-def test_times_are_told_by_how_far_away_they_are(text: str | None, ago: str, moment: str) -> None:
-    """In the unit that suits them."""
+def test_times_are_shown_relative_to_now(text: str | None, ago: str, moment: str) -> None:
+    """Each is in the unit that suits it."""
     assert times.ago(text, AT) == ago
     assert times.near(text, AT) == moment
 
@@ -150,16 +150,16 @@ def test_following_a_group_shows_only_its_members() -> None:
     assert history._matches(other, {"playbook": [other["playbook"]]})
 
 
-def test_following_goes_on_from_where_it_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a restart of a server on which nothing had happened yet: no event is missed."""
+def test_following_resumes_from_where_it_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No event is missed when a server restarts before its first event."""
     monkeypatch.setattr(history.time, "sleep", lambda seconds: None)
     client = CutOff()
     assert next(history._endless_events(client)) == {"seq": 8}
     assert client.asked == [None, "7"]
 
 
-def test_the_pauses_of_following_are_short_again_after_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is restarted now and then is not waited for longer each time."""
+def test_reconnect_delays_are_reset_after_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The delay does not grow for a server that is restarted now and then."""
     slept: list[float] = []
     monkeypatch.setattr(history.time, "sleep", slept.append)
 
@@ -179,7 +179,7 @@ def test_the_pauses_of_following_are_short_again_after_a_connection(monkeypatch:
     assert slept == [1, 1, 1, 2, 4, 8, 1]
 
 
-def test_a_quiet_connection_makes_the_pauses_short_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_connection_resets_the_reconnect_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy may end connections on which nothing happens."""
     slept: list[float] = []
     monkeypatch.setattr(history.time, "sleep", slept.append)
@@ -198,7 +198,7 @@ def test_a_quiet_connection_makes_the_pauses_short_again(monkeypatch: pytest.Mon
 
 
 def test_following_a_node_shows_a_run_once_it_touches_the_node(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a run on a job touches is known only then."""
+    """Which nodes a run on a job touches is known only then."""
 
     class Touching(Client):
         touched: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ class SlowServer:
         raise exits.NoAnswerYet("http://127.0.0.1:8080 did not answer in time.")
 
 
-def test_a_search_that_takes_too_long_says_how_to_have_less_searched() -> None:
-    """And fails as a server that does not answer."""
+def test_a_search_that_takes_too_long_reports_how_to_narrow_it() -> None:
+    """It fails in the same way as a server that does not answer."""
     with pytest.raises(exits.Unreachable, match=r"did not answer in time\. Narrow the search with a later --since, "):
         show_lines(cast("Client", SlowServer()), "llm-1", "text", False, False, grep="(nan)")

@@ -61,8 +61,8 @@ def test_a_change_that_has_ended_is_not_called_active() -> None:
     assert "after the last renewal" not in text
 
 
-def test_acts_without_an_undo_are_listed_apart() -> None:
-    """What cannot be reverted does not stand until it is."""
+def test_actions_without_an_undo_are_listed_separately() -> None:
+    """A change that cannot be reverted is not shown as active until it is reverted."""
     text = "\n".join(now.lines(STANDING))
     changes, acts = text.split("Active changes (1)")[1].split("Done, without an undo (1)")
     assert "job.scale_lr" in changes
@@ -97,7 +97,7 @@ def test_a_cap_of_a_lost_agent_is_said_to_stay_perhaps() -> None:
 FAILED = {**RUN, "alert_name": "TrainingLossSpike", "ended_at": AT, "message": "no checkpoint"}
 
 
-def test_a_gone_job_is_not_said_to_have_been_connected_until_then() -> None:
+def test_a_gone_job_is_not_reported_as_connected_until_then() -> None:
     """The server may have noticed later, as after its own restart."""
     lost = [{"kind": kind, "name": "n1", "since": AT, "reason": "it is silent"} for kind in ("agent", "job")]
     agent, job = [line for line in now.lines({**STANDING, "lost": lost}) if "it is silent" in line]
@@ -106,8 +106,8 @@ def test_a_gone_job_is_not_said_to_have_been_connected_until_then() -> None:
     assert "found gone" in job
 
 
-def test_failed_runs_wait_for_you_in_each_surface() -> None:
-    """A question and a failed run are two, in the list, the status and the console."""
+def test_failed_runs_need_attention_in_every_surface() -> None:
+    """A question and a failed run count as two in the list, the status and the console."""
     standing = {**STANDING, "failed": [FAILED], "last_hour": {"decisions": {}, "statuses": {}}}
     text = "\n".join(now.lines(standing))
     assert "Waits for you (2)" in text
@@ -120,13 +120,13 @@ def test_failed_runs_wait_for_you_in_each_surface() -> None:
 
 
 def test_an_earlier_server_has_no_failed_runs() -> None:
-    """Its answer counts as none; so does no answer."""
+    """Its answer counts as none, and so does no answer."""
     assert len(waiting_for_person(STANDING)) == 1
     assert str(waiting_for_person(None)) == "nothing"
 
 
-def test_a_question_says_what_would_be_done_in_words() -> None:
-    """The same sentences as on the page and in ``trainmedic approvals``."""
+def test_a_question_states_in_words_what_would_be_done() -> None:
+    """The sentences are those of the page and of ``trainmedic approvals``."""
     step = {"action": "job.scale_lr", "params": {"factor": 0.5}}
     question = {**STANDING["approvals"][0], "steps": [step, {"action": "job.stop", "params": {}}]}
     text = "\n".join(now.lines({**STANDING, "approvals": [question]}))

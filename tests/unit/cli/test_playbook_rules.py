@@ -13,7 +13,7 @@ _RULES = "groups: [{name: a, rules: [{alert: Hot, expr: up}, {alert: Cold, expr:
 
 
 def test_a_playbook_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    """It could react to the alerts without a playbook."""
+    """It might be the one that would react to alerts without a playbook."""
     books, rules = tmp_path / "books", tmp_path / "rules.yaml"
     books.mkdir()
     (books / "sound.yaml").write_text(_SOUND)

@@ -14,8 +14,8 @@ USED = {"first_used_at": "2026-01-31T12:00:00Z", "last_used_at": None, "runs": 3
 ITEMS = [{"version": "b" * 64, "loaded": True, **USED}, {"version": "a" * 64, "loaded": False, **USED}]
 
 
-def test_the_last_change_is_shown_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the version before the loaded one; nothing in a text steers the terminal."""
+def test_the_last_change_is_shown_without_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is shown against the version before the loaded one; no text can steer the terminal."""
 
     def get(self: Client, path: str, params: Any = None) -> dict[str, Any]:
         assert path == "playbooks/cool%2Fx/versions"

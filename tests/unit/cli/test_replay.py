@@ -50,8 +50,8 @@ def run(*words: str, code: int = 0) -> Result:
     return done
 
 
-def test_text_and_json_say_the_same(files: Path) -> None:
-    """Decisions then and now by playbook, and the differences."""
+def test_text_and_json_output_agree(files: Path) -> None:
+    """Both list decisions then and now by playbook, and the differences."""
     document = json.loads(run("--from", "alerts.json", "--output", "json").stdout)
     (compared,) = document["playbooks"]
     assert (compared["then"], compared["now"]) == ({"cooldown": 2}, {"joined or rate_limited": 1, "started": 1})
@@ -64,8 +64,8 @@ def test_text_and_json_say_the_same(files: Path) -> None:
     assert "1 more kinds of differences" in run("--from", "alerts.json", "--limit", "1").stdout
 
 
-def test_bad_lines_are_told_and_end_with_1(files: Path) -> None:
-    """The others are replayed."""
+def test_bad_lines_are_reported_and_exit_with_1(files: Path) -> None:
+    """The other lines are replayed."""
     Path("bad.json").write_text('{"count": 1}\n' * 30)
     done = run("--from", "bad.json", "--from", "alerts.json", code=1)
     assert "2 alerts from" in done.stdout
@@ -86,8 +86,8 @@ def test_bad_lines_are_told_and_end_with_1(files: Path) -> None:
         ((), "--from"),
     ],
 )
-def test_wrong_flags_end_with_2(files: Path, words: tuple[str, ...], told: str) -> None:
-    """With what is wrong."""
+def test_wrong_flags_exit_with_2(files: Path, words: tuple[str, ...], told: str) -> None:
+    """The error states what is wrong."""
     assert told in run(*words, code=2).stderr
 
 
@@ -106,7 +106,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Mapping[str, Any]]
     return requests
 
 
-def test_the_history_is_read_from_a_guards_period_before(
+def test_the_history_is_read_from_one_guard_period_before(
     files: Path, asked: list[tuple[str, Mapping[str, Any]]]
 ) -> None:
     """Runs of the week before count in its limit. Without --since thirty days are read."""
@@ -120,7 +120,7 @@ def test_the_history_is_read_from_a_guards_period_before(
     assert run("--from", "history", "--since", "1h").stdout == "No alert was recorded in this time.\n"
 
 
-def test_a_guards_period_of_thousands_of_years_begins_in_1970(
+def test_a_guard_period_of_thousands_of_years_begins_in_1970(
     files: Path, asked: list[tuple[str, Mapping[str, Any]]]
 ) -> None:
     (files / "playbooks/watch.yaml").write_text(PLAYBOOK.replace("7d", "3000y"))
@@ -129,6 +129,6 @@ def test_a_guards_period_of_thousands_of_years_begins_in_1970(
 
 
 def test_an_item_of_another_release_is_an_error(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the member that does not fit."""
+    """The error names the member that does not fit."""
     monkeypatch.setattr(Client, "get", lambda *_: {"items": [{"first_heard": 1}], "next": None})
     assert "cannot be read" in run("--from", "history", code=1).stderr

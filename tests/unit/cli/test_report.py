@@ -13,8 +13,10 @@ from trainmedic_server.cli.report import _fleet_lines
     ("seconds", "not_back", "shown"),
     [(None, 2, "2 not back"), (900.0, 1, "15 min, 1 not back"), (900.0, 0, "15 min")],
 )
-def test_jobs_that_never_came_back_were_not_down_for_no_time(seconds: float | None, not_back: int, shown: str) -> None:
-    """Of jobs that are down still nobody knows for how long."""
+def test_jobs_that_never_recovered_do_not_count_as_zero_downtime(
+    seconds: float | None, not_back: int, shown: str
+) -> None:
+    """How long jobs that are still down will stay down is unknown."""
     cause: dict[str, Any] = {"cause": "gpu", "failures": 3, "jobs": 3, "down_seconds": seconds, "not_back": not_back}
     lines = list(_fleet_lines({"failures": 3, "causes": [cause | {"lost_gpu_hours": None, "uncounted": 3}]}))
     header, row = next((lines[at], lines[at + 1]) for at, line in enumerate(lines) if line.startswith("CAUSE"))

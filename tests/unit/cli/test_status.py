@@ -26,13 +26,13 @@ def lines_with(slurm: dict[str, Any] | None, **others: dict[str, Any]) -> list[s
 @pytest.mark.parametrize(
     ("slurm", "line"), [(OK, "  slurm        ok: answers"), (AWAY, f"  slurm        NOT OK: {AWAY['detail']}")]
 )
-def test_slurm_has_a_line_with_the_time_since_which_it_does_not_answer(slurm: dict[str, Any], line: str) -> None:
+def test_slurm_has_a_line_with_the_time_since_which_it_is_unavailable(slurm: dict[str, Any], line: str) -> None:
     """The server is ready all the same."""
     assert line in lines_with(slurm)
     assert "ready      yes" in lines_with(slurm)
 
 
-def test_a_server_without_slurm_shows_none() -> None:
+def test_a_server_without_slurm_shows_no_slurm_line() -> None:
     assert not any("slurm" in line for line in lines_with(None))
 
 
@@ -54,7 +54,7 @@ class Large:
 
 
 def test_all_connected_agents_and_jobs_are_counted() -> None:
-    """Also beyond the first page."""
+    """Those beyond the first page count too."""
 
     @click.command()
     def show() -> None:

@@ -23,8 +23,8 @@ ASKED: dict[str, Any] = {
 }
 
 
-def test_whether_it_helped_is_told() -> None:
-    """With what was measured; else why nothing was."""
+def test_whether_a_run_helped_is_shown() -> None:
+    """The measured values are shown, or else why nothing was measured."""
     measured = {"verdict": "helped", "reason": "from 91 to 70", "before": 80.0, "at": 91.5, "after": 70.0}
     told = [line.strip() for line in story.lines({"run_id": "r", "effect": measured})]
     assert "effect    helped: before 80, at the act 91.5, 10 min after 70, from 91 to 70" in told
@@ -33,15 +33,15 @@ def test_whether_it_helped_is_told() -> None:
     assert "effect    not measured: no Prometheus" in told
 
 
-def test_a_pending_effect_says_when_it_is_measured() -> None:
-    """Not only that it is pending."""
+def test_a_pending_effect_states_when_it_will_be_measured() -> None:
+    """It does not state only that it is pending."""
     pending = {"verdict": "pending", "due_at": "2026-01-31T12:10:00Z", "before": None, "at": None, "after": None}
     (line,) = (line for line in story.lines({"run_id": "r", "effect": pending}) if "effect" in line)
     assert line.strip().startswith("effect    pending: measured at 2026-01-31 12:10Z (")
 
 
-def test_an_approval_is_told_by_what_it_would_let_happen_and_whose_it_is() -> None:
-    """Not by the terms as they are on record."""
+def test_an_approval_states_what_it_would_allow_and_who_may_give_it() -> None:
+    """It does not repeat the terms as they are stored."""
     told = [line.strip() for line in story.lines({"run_id": "r", "steps": [ASKED]})]
     assert "would    1. Lower the learning rate of job llm-1 by half" in told
     assert "of       ann or hardware, 2 different people; asked 3 times" in told
@@ -49,7 +49,7 @@ def test_an_approval_is_told_by_what_it_would_let_happen_and_whose_it_is() -> No
 
 
 def test_the_run_that_is_waited_for_is_named_as_in_the_table() -> None:
-    """By the end of its id, which every command takes."""
+    """It is named by the end of its id, which every command accepts."""
     run = "01a2067f-0e28-7007-b926-e046f06b8a6f"
     upcoming = dict.fromkeys(
         ("now", "not_before", "deadline", "step", "outcome", "params", "action", "question", "note")
@@ -58,8 +58,8 @@ def test_the_run_that_is_waited_for_is_named_as_in_the_table() -> None:
     assert "waits for job:llm-7, held by run f06b8a6f" in story.next_line(upcoming, "2026-01-31T03:00:00Z")
 
 
-def test_a_run_that_waits_says_what_it_waits_for_how_long_and_since_when() -> None:
-    """Which playbook has the target, what that does, and what happens at its deadline."""
+def test_a_waiting_run_states_what_it_waits_for_how_long_and_since_when() -> None:
+    """It names the playbook that has the target, what that does, and the latest end."""
     run = "01a2067f-0e28-7007-b926-e046f06b8a6f"
     upcoming = dict.fromkeys(
         ("now", "not_before", "deadline", "step", "outcome", "params", "action", "question", "note")
@@ -75,8 +75,8 @@ def test_a_run_that_waits_says_what_it_waits_for_how_long_and_since_when() -> No
     )
 
 
-def test_a_claimed_job_is_told_as_a_claim() -> None:
-    """Beside the node that the finding is about, and never as its job."""
+def test_a_claimed_job_is_shown_as_a_claim() -> None:
+    """It stands next to the node that the finding is about, and never as its job."""
     finding = {"id": "f", "target": "node:gpu-9", "claimed_job": "llm-2", "node": "gpu-9", "job": None}
     told = [line.strip() for line in story.finding_lines(finding)]
     assert "claim     a log file that names job llm-2" in told

@@ -27,13 +27,13 @@ ALERT = FiringAlert({"alertname": "TrainingLossSpike", "job_name": "llm-1"}, "Th
         (GRADIENTS, [2.0, 60.0], True),
     ],
 )
-def test_a_rule_looks_at_the_recent_past(rule: Any, values: list[float], holds: bool) -> None:
+def test_a_rule_evaluates_the_recent_past(rule: Any, values: list[float], holds: bool) -> None:
     """A falling loss is no jump; heat counts until its period is over."""
     assert rule.holds(values) is holds
 
 
-def test_the_same_rules_go_to_prometheus() -> None:
-    """Each with its expression, and labels in place of names."""
+def test_the_same_rules_are_given_to_prometheus() -> None:
+    """Each has its expression, with labels in place of names."""
     (group,) = json.loads(rules_file())["groups"]
     assert [(rule["alert"], rule["expr"]) for rule in group["rules"]] == [
         (
@@ -55,8 +55,8 @@ class Now:
         return self.seconds
 
 
-def test_measured_values_are_forgotten_after_the_rules_period() -> None:
-    """So that an alert ends; values that are no numbers are left out."""
+def test_measured_values_are_dropped_after_the_rule_period() -> None:
+    """So an alert ends; values that are not numbers are left out."""
     now = Now()
     measured = MeasuredAlerts([], now)
     line = '# TYPE gradient_norm gauge\ngradient_norm{{job_name="llm-2"}} {}\n'
@@ -74,8 +74,8 @@ def test_measured_values_are_forgotten_after_the_rules_period() -> None:
             }
 
 
-def test_a_measured_alert_ends_also_if_no_further_value_comes() -> None:
-    """Such as after gradients that stay NaN, or a job that ended."""
+def test_a_measured_alert_also_ends_without_further_values() -> None:
+    """Examples are gradients that stay NaN, and a job that ended."""
     now = Now()
     measured = MeasuredAlerts([], now)
     measured.take('gradient_norm{job_name="llm-2"} 120\n')
@@ -105,7 +105,7 @@ class Webhook:
 
 
 def test_an_alert_is_posted_when_it_begins_and_when_it_ends() -> None:
-    """Once each, with the same beginning; what could not be posted is posted at the next look."""
+    """It is posted once each, with the same start; a post that failed is repeated at the next look."""
     given, webhook = Given(), Webhook()
     relay = AlertRelay(given, "http://server/webhook", webhook)
     relay.relay()

@@ -43,8 +43,8 @@ def settled(gpu: SimulatedGpu, now: float) -> float:
     return gpu.celsius
 
 
-def test_a_gpu_without_fan_is_too_hot_and_a_cap_cools_it() -> None:
-    """Below the alert's limit, while the fan still stands."""
+def test_a_gpu_without_fan_overheats_and_a_cap_cools_it() -> None:
+    """It cools below the alert's limit while the fan is still stopped."""
     gpu = SimulatedGpu("node-1", 0, "GPU-a")
     assert settled(gpu, 0) < 75
     gpu.fan_stopped_until = 1000
@@ -53,8 +53,8 @@ def test_a_gpu_without_fan_is_too_hot_and_a_cap_cools_it() -> None:
     assert settled(gpu, 0) < 80
 
 
-def test_a_cap_is_set_renewed_and_given_back(node: SimulatedNode) -> None:
-    """By its command's id, as a real agent does."""
+def test_a_cap_is_set_renewed_and_reverted(node: SimulatedNode) -> None:
+    """The demo agent uses the command's id, as a real agent does."""
     status, output = order(node, "gpu.power_limit", percent=60, lease_seconds=300)
     assert (status, output["limit_watts"], output["previous_watts"]) == ("applied", 210, 350)
     assert order(node, "gpu.renew_lease", holds=["c1", "c9"], lease_seconds=300) == ("applied", {"unknown": ["c9"]})
@@ -63,15 +63,15 @@ def test_a_cap_is_set_renewed_and_given_back(node: SimulatedNode) -> None:
     assert again == ("applied", {"nothing_to_undo": True, "known": "not_in_force"})
 
 
-def test_a_cap_that_nobody_renews_ends(node: SimulatedNode) -> None:
-    """The lease is over."""
+def test_a_cap_that_is_not_renewed_ends(node: SimulatedNode) -> None:
+    """Its lease has expired."""
     order(node, "gpu.power_limit", percent=60, lease_seconds=-1)
     node.advance(1)
     assert node.gpus[0].limit_watts == DEFAULT_WATTS
 
 
-def test_what_an_agent_cannot_do_it_refuses(node: SimulatedNode) -> None:
-    """Another GPU, another action."""
+def test_an_agent_refuses_unsupported_commands(node: SimulatedNode) -> None:
+    """These are another GPU and another action."""
     assert order(node, "gpu.power_limit", gpu="7", percent=60)[0] == "rejected"
     assert order(node, "disk.clean") == ("unsupported", {"reason": "a simulated agent does not know disk.clean"})
     assert order(node, "node.facts")[1]["gpus"][1]["index"] == 1
@@ -93,7 +93,7 @@ class BusyNode(SimulatedNode):
 
 
 def test_late_ticks_lose_no_time() -> None:
-    """Else a fan that stops for 20 s would heat its GPU for a part of them only."""
+    """Otherwise a fan that stops for 20 s would heat its GPU for only part of that time."""
     node = BusyNode()
     cluster = SimulatedCluster([node], free_port())
     cluster.start()

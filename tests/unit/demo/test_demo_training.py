@@ -55,7 +55,7 @@ def run(training: PlainTraining, steps: int) -> None:
         training.take_step()
 
 
-def test_a_spoiled_job_goes_back_and_passes_over_the_spoiled_batches(medic: Reports, tmp_path: Path) -> None:
+def test_a_spoiled_job_rolls_back_and_skips_the_spoiled_batches(medic: Reports, tmp_path: Path) -> None:
     """The loss falls, jumps, and is as before after the rollback."""
     faults = FaultFile(tmp_path, "llm-1")
     training = PlainTraining(medic, faults)  # type: ignore[arg-type]
@@ -73,8 +73,8 @@ def test_a_spoiled_job_goes_back_and_passes_over_the_spoiled_batches(medic: Repo
     assert medic.losses[-1] < learned + 0.5
 
 
-def test_a_checkpoint_with_the_fault_is_not_gone_back_to(medic: Reports, tmp_path: Path) -> None:
-    """Nor by the next rollback, though it was written before that fault."""
+def test_rollback_does_not_use_a_checkpoint_with_the_fault(medic: Reports, tmp_path: Path) -> None:
+    """The next rollback does not use it either, though it was written before that fault."""
     faults = FaultFile(tmp_path, "llm-1")
     training = PlainTraining(medic, faults)  # type: ignore[arg-type]
     run(training, 75)
@@ -88,7 +88,7 @@ def test_a_checkpoint_with_the_fault_is_not_gone_back_to(medic: Reports, tmp_pat
 
 
 def test_exploded_gradients_are_reported_and_end(medic: Reports, tmp_path: Path) -> None:
-    """Clipped before they are applied, so that the weights stay good; the rate is scaled and given back."""
+    """They are clipped before they are applied, so the weights stay good; the rate is scaled and reverted."""
     faults = FaultFile(tmp_path, "llm-2")
     seconds = 0.0
     training = PlainTraining(medic, faults, Explosion(lambda: seconds))  # type: ignore[arg-type]
@@ -104,15 +104,15 @@ def test_exploded_gradients_are_reported_and_end(medic: Reports, tmp_path: Path)
     assert medic.norms[-1] < 20 * usual
 
 
-def test_without_an_earlier_checkpoint_there_is_no_way_back(medic: Reports, tmp_path: Path) -> None:
-    """And the job says so."""
+def test_rollback_without_an_earlier_checkpoint_is_impossible(medic: Reports, tmp_path: Path) -> None:
+    """The job reports it."""
     PlainTraining(medic, FaultFile(tmp_path, "llm-1"))  # type: ignore[arg-type]
     with pytest.raises(trainmedic.Rejected, match="no checkpoint"):
         medic.order("job.rollback")
 
 
-def test_a_fault_is_taken_once(tmp_path: Path) -> None:
-    """A file that holds none yet is left to its writer."""
+def test_a_fault_file_is_consumed_once(tmp_path: Path) -> None:
+    """A file that does not contain a fault yet is left to its writer."""
     faults = FaultFile(tmp_path, "llm-1")
     (tmp_path / "llm-1.fault").write_text("")
     assert faults.take() is None

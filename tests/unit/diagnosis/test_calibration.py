@@ -29,7 +29,7 @@ def of(folder: str, confidence: Confidence) -> list[Judged]:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_high_confidence_is_never_wrong(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Only the stated truth counts, of the cause and of the ranks. The table is printed."""
+    """Only the stated true cause and ranks count. The table is printed."""
     with capsys.disabled():
         print(f"\n{folder}\n{table(results(folder))}")
     wrong = [each.case.id for each in of(folder, Confidence.HIGH) if each.outcome is not Outcome.RIGHT]
@@ -38,7 +38,7 @@ def test_high_confidence_is_never_wrong(folder: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_medium_confidence_is_right_in_85_of_100(folder: str) -> None:
+def test_medium_confidence_is_right_in_85_percent_of_cases(folder: str) -> None:
     """A cause that a person would accept counts too; a verdict without a cause does not."""
     medium = of(folder, Confidence.MEDIUM)
     right = sum(each.outcome in _GOOD for each in medium)
@@ -47,20 +47,20 @@ def test_medium_confidence_is_right_in_85_of_100(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_most_causes_are_found(folder: str) -> None:
-    """At least 70 % of all are exactly right; `unknown` is right only where nobody knows."""
+    """At least 70 % of all are exactly right; `unknown` is right only where the cause cannot be known."""
     right = sum(each.outcome is Outcome.RIGHT for each in results(folder))
     assert right / len(results(folder)) >= 0.7
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_high_confidence_is_no_rarity(folder: str) -> None:
-    """To be never sure is no calibration: at least a fifth of the verdicts on real failures are high."""
+def test_high_confidence_is_not_rare(folder: str) -> None:
+    """At least a fifth of the verdicts on real failures must be high; never being confident is no calibration."""
     assert len(of(folder, Confidence.HIGH)) / len(results(folder)) >= 0.2
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_stop_is_advised_with_high_confidence_alone(folder: str) -> None:
-    """And a verdict that knows no cause is a hint."""
+def test_stop_is_advised_only_with_high_confidence(folder: str) -> None:
+    """A verdict without a known cause is a hint."""
     for each in results(folder):
         assert each.verdict.advice != "stop" or each.verdict.confidence is Confidence.HIGH
         assert each.verdict.cause is not CauseClass.UNKNOWN or each.verdict.confidence is Confidence.LOW

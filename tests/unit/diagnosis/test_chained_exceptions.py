@@ -34,7 +34,7 @@ def verdict_on(directory: Path, log: str) -> Verdict:
     ],
 )
 @pytest.mark.parametrize("last", ["KeyError: 'answer'", "NameError: name 'log' is not defined"])
-def test_an_error_while_another_was_handled_is_not_the_cause(
+def test_an_error_while_handling_another_is_not_the_cause(
     first: str, cause: CauseClass, last: str, link: str, tmp_path: Path
 ) -> None:
     """The verdict names the exception that came first, and shows its line."""
@@ -44,12 +44,12 @@ def test_an_error_while_another_was_handled_is_not_the_cause(
     assert first in verdict.summary
 
 
-def test_a_chain_of_errors_of_the_program_is_the_programs(tmp_path: Path) -> None:
+def test_a_chain_of_program_errors_is_attributed_to_the_program(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, f"{OWN}KeyError: 'size'\n{DURING}{OWN}TypeError: unsupported operand\n")
     assert (verdict.cause, verdict.confidence) == (CauseClass.CODE, Confidence.HIGH)
 
 
-def test_what_a_task_of_a_group_raised_is_read(tmp_path: Path) -> None:
+def test_an_exception_from_a_task_group_is_read(tmp_path: Path) -> None:
     group = (
         "  + Exception Group Traceback (most recent call last):\n"
         '  |   File "/home/ada/run.py", line 31, in <module>\n'
@@ -71,16 +71,16 @@ def test_what_a_task_of_a_group_raised_is_read(tmp_path: Path) -> None:
     ("path", "confidence"),
     [("<string>", Confidence.LOW), ("/tmp/tmpx3k_9ab2/answer.py", Confidence.MEDIUM)],
 )
-def test_code_that_was_executed_from_a_string_or_a_file_of_a_moment_is_no_proof(
+def test_code_executed_from_a_string_or_a_temporary_file_is_no_proof(
     path: str, confidence: Confidence, tmp_path: Path
 ) -> None:
-    """Reward functions execute what a model has written; that it fails ends nothing."""
+    """Reward functions execute what a model has written; its failure ends nothing."""
     place = f'Traceback (most recent call last):\n  File "{path}", line 4, in <module>\n'
     answer = f"{place}NameError: name 'n' is not defined\n"
     assert verdict_on(tmp_path, f"step 10 reward 0.1\n{answer}").confidence is confidence
 
 
-def test_a_job_that_ran_until_its_time_limit_is_no_sure_fault_of_the_program(tmp_path: Path) -> None:
+def test_an_exception_in_a_job_that_hit_its_time_limit_is_not_certain(tmp_path: Path) -> None:
     """The exception ended nothing, or left other ranks waiting."""
     alone = f"step 10 loss 2.1\n{OWN}TypeError: unsupported operand\n"
     assert verdict_on(tmp_path, alone).confidence is Confidence.HIGH
@@ -100,8 +100,8 @@ def test_an_assertion_about_the_machine_is_no_proof_against_the_program(end: str
     assert verdict_on(tmp_path, f"{OWN.removesuffix(SHOWN)}{end}\n").confidence is not Confidence.HIGH
 
 
-def test_an_assertion_about_numbers_is_about_numbers(tmp_path: Path) -> None:
-    """The traceback shows what was checked, where the message is empty."""
+def test_an_assertion_about_numbers_is_attributed_to_numbers(tmp_path: Path) -> None:
+    """The traceback shows what was checked where the message is empty."""
     checked = OWN.replace("work()", "assert torch.isfinite(loss).all()")
     assert verdict_on(tmp_path, f"{checked}AssertionError\n").cause is CauseClass.NUMERICS
 
@@ -118,24 +118,24 @@ def test_an_assertion_about_the_program_is_proof(tmp_path: Path) -> None:
         "RuntimeError: Executor failed.",
     ],
 )
-def test_an_error_that_follows_from_another_names_no_cause(line: str, tmp_path: Path) -> None:
+def test_a_consequential_error_names_no_cause(line: str, tmp_path: Path) -> None:
     assert verdict_on(tmp_path, f"{OWN}{line}\n").cause is CauseClass.UNKNOWN
 
 
-def test_a_quoted_error_of_a_device_is_not_sure(tmp_path: Path) -> None:
+def test_a_quoted_device_error_is_not_high_confidence(tmp_path: Path) -> None:
     """A model may have written it."""
     line = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
     assert verdict_on(tmp_path, f"{OWN}{line}\n").confidence is Confidence.HIGH
     assert verdict_on(tmp_path, f"answer 2: '{line}'\n").confidence is not Confidence.HIGH
 
 
-def test_a_large_loss_that_falls_is_not_sure(tmp_path: Path) -> None:
+def test_a_large_loss_that_falls_is_not_high_confidence(tmp_path: Path) -> None:
     """It may be a sum over the samples."""
     log = "".join(f"step {step} loss: {90000 - step * 30}.0\n" for step in range(30))
     assert verdict_on(tmp_path, log).confidence is not Confidence.HIGH
 
 
-def test_a_loss_that_is_a_number_again_makes_an_explosion_less_sure(tmp_path: Path) -> None:
+def test_a_loss_that_becomes_finite_again_lowers_the_confidence_in_an_explosion(tmp_path: Path) -> None:
     """The trainer may have skipped the step."""
     exploded = "step 8 loss 2.2\nstep 9 loss nan\n"
     assert verdict_on(tmp_path, exploded).confidence is Confidence.HIGH
@@ -151,15 +151,15 @@ def test_a_loss_that_is_a_number_again_makes_an_explosion_less_sure(tmp_path: Pa
         ("MemoryError: Allocation of 3.1 GB failed on AMD", CauseClass.CODE, Confidence.MEDIUM),
     ],
 )
-def test_a_memory_error_is_of_the_machine_if_it_says_so(
+def test_a_memory_error_is_attributed_to_the_machine_if_it_states_it(
     last: str, cause: CauseClass, confidence: Confidence, tmp_path: Path
 ) -> None:
-    """Python's own has no message. Allocators of cards raise the class too."""
+    """Python's own has no message. GPU allocators raise the class too."""
     verdict = verdict_on(tmp_path, f"step 10 loss 2.1\n{OWN}{last}\n")
     assert (verdict.cause, verdict.confidence) == (cause, confidence)
 
 
-def test_words_of_the_machine_prove_no_fault_of_the_program(tmp_path: Path) -> None:
+def test_words_about_the_machine_do_not_prove_a_program_fault(tmp_path: Path) -> None:
     """What proves a full memory proves nothing for a line that is read as the program's."""
     verdict = verdict_on(tmp_path, f"step 10 loss 2.1\n{OWN}ValueError: it says 'bad_alloc'\n")
     assert verdict.confidence is not Confidence.HIGH

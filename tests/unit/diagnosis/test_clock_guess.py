@@ -29,13 +29,13 @@ def test_a_missing_year_is_the_latest_up_to_a_day_after_the_last_write(line: str
 
 
 @pytest.mark.parametrize("line", ["license valid until 9999-12-31 23:59:59", "finishedAt: 0001-01-01T00:00:00Z"])
-def test_a_date_that_means_never_is_no_time_of_its_line(line: str) -> None:
-    """Every line after it would be as late, or as early."""
+def test_a_date_that_means_never_is_not_the_time_of_its_line(line: str) -> None:
+    """Otherwise every line after it would be as late, or as early."""
     assert clock_guess.of_line(line.encode(), datetime(2026, 7, 5, tzinfo=UTC)) is None
 
 
 def test_a_missing_year_is_found_in_a_file_without_modification_time() -> None:
-    """As of archives."""
+    """Files from archives have none."""
     written = datetime(1970, 1, 1, tzinfo=UTC)
     lines = [b"Nov 30 10:00:00 gpu-01 kernel: a", b"Nov 30 10:00:05 gpu-01 kernel: b"]
     first, second = (clock_guess.of_line(line, written) for line in lines)
@@ -52,7 +52,7 @@ def test_a_missing_year_is_found_in_a_file_without_modification_time() -> None:
         b"step 10 loss 2.1",
     ],
 )
-def test_a_date_in_a_text_is_no_year_of_the_file(line: bytes) -> None:
+def test_a_date_in_a_text_does_not_set_the_year_of_the_file(line: bytes) -> None:
     assert clock_guess.with_year(line) is None
     assert clock_guess.with_year(b"[rank12]: 2025-09-17T09:40:00Z " + line) is not None
 
@@ -61,10 +61,10 @@ def test_a_date_in_a_text_is_no_year_of_the_file(line: bytes) -> None:
 @pytest.mark.parametrize(
     "first", ["[{year}-09-17 09:40:00,101] [INFO] [runner.py:80:main] start", "step 10 loss 2.1, without a time"]
 )
-def test_a_missing_year_of_files_that_were_copied_later_is_that_of_their_other_lines(
+def test_a_missing_year_in_files_copied_later_is_taken_from_their_other_lines(
     first: str, year: int, tmp_path: Path
 ) -> None:
-    """So the kernel's line about the GPU, which states its year, is of the same hour as the ranks' time-outs."""
+    """So the kernel's GPU line, which states its year, falls into the same hour as the ranks' time-outs."""
     timeout = "ran for 600010 milliseconds before timing out."
     waited = (
         f"[rank0]:[E917 10:10:00.123456 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation"

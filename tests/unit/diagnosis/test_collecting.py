@@ -27,8 +27,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "_MOST_FINDINGS", 400)
 
 
-def test_what_a_training_caught_does_not_pile_up() -> None:
-    """An exception after another that the steps prove to be harmless, and one at last that ends it."""
+def test_exceptions_that_training_caught_do_not_accumulate() -> None:
+    """The steps prove one exception after another to be harmless, and the last one ends the training."""
     caught = [line.encode() for number in range(500) for line in _caught(number)]
     last = [line.encode() for line in [*_caught(0)[:2], "KeyError: 'labels'"]]
     collector = Collector(shipped_rules())
@@ -41,8 +41,8 @@ def test_what_a_training_caught_does_not_pile_up() -> None:
     assert "KeyError" in verdict.evidence[0].line
 
 
-def test_a_kernel_that_kills_without_end_does_not_pile_up() -> None:
-    """Each kill is of a process of its own; the newest are kept."""
+def test_endless_kills_by_the_kernel_do_not_accumulate() -> None:
+    """Each kill is of another process; the newest are kept."""
     began = datetime(2026, 5, 3, tzinfo=UTC)
     lines = [
         f"kern  :err   : {(began + timedelta(seconds=number)).isoformat()} Out of memory: Killed process {number} (a)"
@@ -57,15 +57,15 @@ def test_a_kernel_that_kills_without_end_does_not_pile_up() -> None:
 
 @pytest.mark.parametrize("rise", ["1", "true", '{"loss_before": 1}', '1, "loss_before": "low", "loss_now": null'])
 def test_a_job_may_print_a_member_with_the_name_of_ours(rise: str) -> None:
-    """Of whatever kind, it is no rise of the loss that we found, and stops no diagnosis."""
+    """Of any type, it is not taken for our finding of a rising loss, and it stops no diagnosis."""
     lines = [f'{{"event": "step", "step": {number}, "loss": 2.0, "loss_rise": {rise}}}' for number in range(5)]
     collector = Collector(shipped_rules())
     collector.read_stream(Origin("training", stream="a"), [line.encode() for line in lines], _WRITTEN)
     assert collector.facts().loss_rise is None
 
 
-def test_steps_are_counted_into_the_billions() -> None:
-    """As in reinforcement learning, which counts the steps of its environments."""
+def test_step_counts_in_the_billions_are_supported() -> None:
+    """Reinforcement learning counts the steps of its environments."""
     lines = [
         f'{{"time": "2026-05-04T11:00:0{number}Z", "event": "step", "step": {10**9 + number}}}' for number in range(5)
     ]
@@ -74,8 +74,8 @@ def test_steps_are_counted_into_the_billions() -> None:
     assert collector.facts().ranks[0].last_step == 10**9 + 4
 
 
-def test_no_line_makes_up_millions_of_ranks() -> None:
-    """A job has fewer than a million; each one that printed nothing would be looked for."""
+def test_no_line_invents_millions_of_ranks() -> None:
+    """A job has fewer than a million; each silent one would be looked for."""
     collector = Collector(shipped_rules())
     line = b'{"event": "step", "step": 1, "rank": 9999999}'
     collector.read_stream(Origin("training", stream="a"), [line], _WRITTEN)
@@ -83,7 +83,7 @@ def test_no_line_makes_up_millions_of_ranks() -> None:
 
 
 @pytest.mark.parametrize("how", ["crashed with exit code", "terminated with code", "terminated with exit code"])
-def test_the_end_of_a_rank_is_read_from_its_line(how: str) -> None:
+def test_the_exit_of_a_rank_is_read_from_its_line(how: str) -> None:
     collector = Collector(shipped_rules())
     collector.read_stream(Origin("launcher", stream="a"), [f"Rank 3 {how} 1".encode()], _WRITTEN)
     assert [(ended.rank, ended.code) for ended in collector.facts().exits] == [(3, 1)]

@@ -29,8 +29,8 @@ def dump_of(rank: int, done: int, under_way: int = 0, group: ProcessGroup = GROU
 
 
 @pytest.mark.parametrize("name", ["gpu_error_1st", "gpu_error_2nd", "lock_gil_1st", "lock_gil_2nd"])
-def test_digests_say_together_what_the_dumps_say(name: str) -> None:
-    """Of the published sets of real hangs; and a node's eight ranks are a small excerpt."""
+def test_digests_together_state_what_the_dumps_state(name: str) -> None:
+    """The dumps are the published sets of real hangs; a node's eight ranks make a small excerpt."""
     dumps, _ = dump_reader.read_files(sorted((SETS / name).glob("_dump_*")))
     lines = [digest.write(each, 2) for each in dumps]
     read, refused = digest.read(lines, 2)
@@ -44,7 +44,7 @@ def test_digests_say_together_what_the_dumps_say(name: str) -> None:
     assert sum(sorted(map(len, lines))[-8:]) < 128 * 1024
 
 
-def test_all_ranks_of_a_large_job_are_read_and_no_more_than_of_a_dump() -> None:
+def test_all_ranks_of_a_large_job_are_read_within_the_limit_of_a_dump() -> None:
     """A short line can repeat a group of 65,536 ranks a thousand times."""
     group = ProcessGroup("0", "default_pg", tuple(range(100_000)))
     (read,), _ = digest.read([digest.write(dump_of(0, 1, group=group), 2)], 2)
@@ -54,7 +54,7 @@ def test_all_ranks_of_a_large_job_are_read_and_no_more_than_of_a_dump() -> None:
 
 
 def test_dumps_of_one_job_share_their_groups() -> None:
-    """Thousands would take gigabytes."""
+    """Otherwise thousands of dumps would take gigabytes."""
     shared = digest.SharedGroups()
     group = ProcessGroup("0", "default_pg", tuple(range(1000)))
     (first, second), _ = digest.read([digest.write(dump_of(rank, 1, group=group), 2) for rank in (0, 1)], 2, shared)
@@ -65,7 +65,7 @@ def test_dumps_of_one_job_share_their_groups() -> None:
     assert len([dump for line in lines for dump in digest.read([line], 2, shared)[0]]) == 3
 
 
-def test_what_a_dump_cannot_mean_does_not_cost_its_digest() -> None:
+def test_an_impossible_value_in_a_dump_does_not_cost_its_digest() -> None:
     """A server skips a line with a negative number, or a rank beyond any job."""
     called = {"process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce", "state": "started"}
     plain = {
@@ -78,8 +78,8 @@ def test_what_a_dump_cannot_mean_does_not_cost_its_digest() -> None:
     assert read.last_called == {-1}
 
 
-def test_digests_of_another_attempt_and_what_is_none_are_left_out() -> None:
-    """Whatever stands there costs nothing and counts for nothing; what was not read is told."""
+def test_digests_of_another_attempt_and_invalid_ones_are_left_out() -> None:
+    """They cost nothing and count for nothing; what was not read is reported."""
     good = json.loads(digest.write(dump_of(1, 3, 1), 2))
     hostile = [
         "",
@@ -104,8 +104,8 @@ def test_digests_of_another_attempt_and_what_is_none_are_left_out() -> None:
     assert refused == {3: "it is no pickle"}
 
 
-def test_a_dump_with_much_under_way_is_cut_or_refused() -> None:
-    """The first collective that is under way, and the last, are always there; a secret in a name is not."""
+def test_a_dump_with_many_pending_collectives_is_cut_or_refused() -> None:
+    """The first and the last pending collective are always included; a secret in a name is not."""
     whole = digest.read([digest.write(dump_of(0, 400, 1000), None)], None)[0][0]
     numbers = [entry.number for entry in whole.entries]
     assert numbers == [*range(392, 416), 1399]
@@ -116,8 +116,8 @@ def test_a_dump_with_much_under_way_is_cut_or_refused() -> None:
     assert "hf_abc" not in named
 
 
-async def test_a_servers_verdict_names_the_rank_that_did_not_come() -> None:
-    """By the digests of the job's nodes. Those that belong to the failure before say nothing of this one."""
+async def test_a_server_verdict_names_the_missing_rank() -> None:
+    """It uses the digests of the job's nodes. Those of the failure before are not used for this one."""
     world = World()
     await world.time_out("f1", frozenset({0, 1}))
     await tell_dumps(world, [dump_of(0, 3, 1), dump_of(1, 3, 1)], "node-1")
@@ -144,7 +144,7 @@ async def tell_dumps(world: World, dumps: list[Dump], node: str) -> None:
 
 
 def test_the_last_entry_of_a_repeated_number_counts() -> None:
-    """As in dumps, where the parts of a coalesced collective come before it."""
+    """In dumps, the parts of a coalesced collective come before it."""
     fields = json.loads(digest.write(dump_of(0, done=0, under_way=2), 2))
     place, number, operation, _, started, created = fields["entries"][-1]
     fields["entries"].append([place, number, operation, 1, started, created])

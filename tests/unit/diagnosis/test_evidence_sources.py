@@ -43,7 +43,7 @@ def finding(rule: str, role: Role, cause: CauseClass, origin: Origin, **members:
     ],
 )
 def test_a_gpu_is_excluded_only_by_a_name_of_the_same_kind(of_rank: str, of_finding: str, are_one: bool) -> None:
-    """A MIG instance's UUID says nothing about its card's, nor an address about a UUID."""
+    """The UUID of a MIG instance excludes no card, and a PCI address excludes no UUID."""
     xid = finding(
         "nvidia-xid",
         Role.ROOT,
@@ -56,8 +56,8 @@ def test_a_gpu_is_excluded_only_by_a_name_of_the_same_kind(of_rank: str, of_find
     assert [each.ranks for each in found] == ([frozenset({0})] if are_one else [])
 
 
-def test_of_ends_on_several_nodes_none_is_the_first() -> None:
-    """Launchers that state no rank have reported them."""
+def test_exits_on_several_nodes_have_no_first_one() -> None:
+    """They were reported by launchers that state no rank."""
     ends = [Exit("accelerate", signal=signal.SIGSEGV, node=f"node-{number}", at=AT) for number in range(2)]
     verdict = judge.diagnose(Facts("llm-1", exits=ends, ranks=RANKS, is_known_to_fail=True))
     assert "node-0" not in verdict.summary
@@ -66,8 +66,8 @@ def test_of_ends_on_several_nodes_none_is_the_first() -> None:
     assert "failed on node-0: it ended first" in alone.summary
 
 
-def test_a_rank_without_a_line_is_named_with_that() -> None:
-    """It did not wait, as far as that is known."""
+def test_a_rank_without_a_line_is_reported_as_such() -> None:
+    """As far as is known, it did not wait."""
     timeout = finding(
         "nccl-timeout",
         Role.CASCADE,
@@ -84,8 +84,8 @@ def test_a_rank_without_a_line_is_named_with_that() -> None:
 
 
 @pytest.mark.parametrize(("steps", "reached"), [((10,), "step 10"), ((10, 12), "steps 10 to 12")])
-def test_each_rank_left_behind_has_reached_its_own_step(steps: tuple[int, ...], reached: str) -> None:
-    """The sentence names the span of their last steps."""
+def test_each_rank_left_behind_has_its_own_last_step(steps: tuple[int, ...], reached: str) -> None:
+    """The sentence names the range of their last steps."""
     ranks = {rank: RankFacts("node-0", last_step=20, last_line_at=AT) for rank in range(12)}
     ranks |= {rank: RankFacts("node-1", last_step=step, last_line_at=AT) for rank, step in enumerate(steps, 20)}
     verdict = judge.diagnose(Facts("llm-1", ranks=ranks, is_reported_hang=True, is_known_to_fail=True))
@@ -93,7 +93,7 @@ def test_each_rank_left_behind_has_reached_its_own_step(steps: tuple[int, ...], 
     assert why.endswith(f"had reached {reached}")
 
 
-def test_a_rank_beyond_any_job_makes_up_no_silent_ones() -> None:
+def test_an_impossible_rank_number_creates_no_silent_ranks() -> None:
     """A presence, record or dump can state any number."""
     facts = Facts(ranks={1: RankFacts(), 5_000_000: RankFacts()})
     assert facts.silent_ranks == (0, 1)

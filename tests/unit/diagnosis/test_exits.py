@@ -62,8 +62,8 @@ Other Failures:
 """
 
 
-def test_a_table_of_a_recent_torchrun_tells_its_ranks_and_which_was_first() -> None:
-    """With ranks, signals, the node's clock, and the last line of a traceback."""
+def test_a_recent_torchrun_table_states_its_ranks_and_the_first_failure() -> None:
+    """It has ranks, signals, the node's clock, and the last line of a traceback."""
     second, first = exits.torchrun_table(RECENT)
     assert (first.rank, first.local_rank, first.code, first.signal, first.pid) == (8, 0, 1, None, 14750)
     assert first.is_first
@@ -75,14 +75,14 @@ def test_a_table_of_a_recent_torchrun_tells_its_ranks_and_which_was_first() -> N
 
 
 def test_a_table_of_2021_has_the_first_failure_at_its_head() -> None:
-    """torch 1.9 and 1.10 name the sections otherwise, write no host and no blanks before the colons."""
+    """torch 1.9 and 1.10 name the sections differently, and write no host and no blanks before the colons."""
     first, other = exits.torchrun_table(OF_2021, "node-1")
     assert (first.rank, first.signal, first.is_first, first.node) == (2, 9, True, "node-1")
     assert (other.rank, other.code, other.is_first) == (3, 1, False)
 
 
-def test_a_table_without_its_head_is_read_as_far_as_it_goes() -> None:
-    """Logs are cut; a block whose exit code is gone tells nothing."""
+def test_a_table_without_its_head_is_read_as_far_as_possible() -> None:
+    """Logs are cut; a block whose exit code is missing states nothing."""
     cut = "rank      : 4 (local_rank: 4)\nexitcode  : -9 (pid: 208585)\nerror_file: <N/A>\n"
     (found,) = exits.torchrun_table(cut)
     assert (found.rank, found.signal, found.is_first) == (4, 9, False)
@@ -150,7 +150,7 @@ def test_a_table_without_its_head_is_read_as_far_as_it_goes() -> None:
         ("step 12 loss 1.5", []),
     ],
 )
-def test_a_launchers_line_tells_who_ended_and_how(line: str, found: list[object]) -> None:
+def test_a_launcher_line_states_which_process_ended_and_how(line: str, found: list[object]) -> None:
     """DeepSpeed prints the command of the last process it started, so that its rank is not taken for the failed
     one's."""
     told = exits.launcher_line(line, "n1")
@@ -158,12 +158,12 @@ def test_a_launchers_line_tells_who_ended_and_how(line: str, found: list[object]
 
 
 def test_an_exit_code_of_a_shell_or_container_is_a_signal() -> None:
-    """137 is 128 and SIGKILL, -9 is what Python says of it."""
+    """137 is 128 plus SIGKILL; Python reports it as -9."""
     assert exits.of_code(137) == exits.of_code(-9) == (None, 9)
     assert (exits.of_code(1), exits.of_code(0), exits.of_code(128)) == ((1, None), (0, None), (128, None))
 
 
-def test_what_an_end_means_by_itself() -> None:
+def test_the_cause_that_an_exit_status_alone_proves() -> None:
     """A bare SIGKILL has no known cause: a person, a scheduler or the kernel may have sent it."""
     assert exits.meaning(Exit("x", signal=9))[0] is CauseClass.UNKNOWN
     assert exits.meaning(Exit("x", signal=11))[0] is CauseClass.CODE
@@ -193,12 +193,12 @@ def test_what_an_end_means_by_itself() -> None:
         ("AssertionError", CauseClass.UNKNOWN),
     ],
 )
-def test_the_exception_that_an_end_states_is_its_cause_if_no_peer_can_be(said: str, cause: CauseClass) -> None:
+def test_the_exception_in_an_exit_report_is_its_cause_if_no_peer_can_be(said: str, cause: CauseClass) -> None:
     assert exits.meaning(Exit("torchrun", code=1, said=said)) == (cause, said)
 
 
-def test_an_error_file_of_torchs_record() -> None:
-    """Its exception, by the clock of its node; a file of another shape is none."""
+def test_a_torch_record_error_file_is_read() -> None:
+    """The exception is timed by the clock of its node; a file of another form is not read as one."""
     more = {"py_callstack": "Traceback …\nValueError: x", "timestamp": "1758610505"}
     raw = json.dumps({"message": {"message": "ValueError: x", "extraInfo": more}}).encode()
     found = exits.error_file(raw, local_rank=2)
@@ -222,7 +222,7 @@ def test_an_error_file_of_torchs_record() -> None:
 
 @pytest.mark.parametrize("start", ["srun: error: a: task 1: ", "CalledProcessError: Command ", "failed (exitcode: "])
 def test_a_hostile_line_costs_little(start: str) -> None:
-    """Blanks, and words that nearly match, over the whole length that a line can have."""
+    """It has blanks, and words that nearly match, over the whole length that a line can have."""
     for filler in (" ", "returned non-zero exit status ", "task 1-9999999: "):
         line = start + filler * (8192 // len(filler))
         began = time.thread_time()
@@ -231,8 +231,8 @@ def test_a_hostile_line_costs_little(start: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "is_victims"), [(15, True), (2, True), (11, False)])
-def test_a_launcher_that_was_told_to_end_is_no_failure_of_its_own(number: int, is_victims: bool) -> None:
-    """torchrun gives back 1 then, and leaves what ended it in its error file."""
+def test_a_terminated_launcher_is_no_failure_of_its_own(number: int, is_victims: bool) -> None:
+    """torchrun then exits with 1, and leaves what ended it in its error file."""
     said = f"SignalException: Process 7931 got signal: {number}"
     assert Exit("error file", code=1, said=said).is_victims is is_victims
 
@@ -251,14 +251,14 @@ def test_a_launcher_that_was_told_to_end_is_no_failure_of_its_own(number: int, i
         ("onExitCodes: {operator: In, values: [137]}", []),
     ],
 )
-def test_a_container_that_a_signal_ended_is_read_from_kubectl(line: str, ended_by: list[int]) -> None:
-    """As `describe`, `exec` and the status as JSON print it; only where the code means a signal."""
+def test_a_container_ended_by_a_signal_is_read_from_kubectl(line: str, ended_by: list[int]) -> None:
+    """The forms are `describe`, `exec` and the status as JSON; only codes that mean a signal count."""
     assert [ended.signal for ended in exits.launcher_line(line)] == ended_by
 
 
 @pytest.mark.parametrize("stated", ["253402300799", "-62135596800", "9" * 12, "9" * 30])
 def test_an_error_file_may_state_any_time(stated: str) -> None:
-    """One that no clock shows is unknown; the exception counts."""
+    """A time that no clock shows is unknown; the exception counts."""
     written = {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": stated}}}
     ended = exits.error_file(json.dumps(written).encode())
     assert ended is not None

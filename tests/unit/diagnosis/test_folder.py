@@ -61,10 +61,10 @@ def diagnosed(directory: Path, job: str | None = None) -> FolderDiagnosis:
         ("llm%2F1/attempt-2/ranks-gpu-07/r/attempt_0/1/stderr.log", "training", "gpu-07", None, 1, 2),
     ],
 )
-def test_a_name_tells_what_a_file_is(
+def test_a_file_name_states_what_the_file_is(
     path: str, source: str, node: str, rank: int | None, local_rank: int | None, attempt: int | None, tmp_path: Path
 ) -> None:
-    """Source, node, rank and attempt, and nothing that it does not say. The other file is of another node's rank."""
+    """It gives source, node, rank and attempt, and nothing else. The other file is of another node's rank."""
     other = "other-1/run_x/attempt_0/9/stdout.log" if local_rank is not None else "other.log"
     write(tmp_path, **{path.replace("/", "__"): "text\n", other.replace("/", "__"): "text\n"})
     found = {str(file.path.relative_to(tmp_path)): file.origin for file in log_folder.classify_files(tmp_path).files}
@@ -87,16 +87,16 @@ def test_a_name_tells_what_a_file_is(
         (b"step 1\n" * 9 + bytes(range(256)), False),
     ],
 )
-def test_zeros_in_a_log_do_not_make_it_unread(begins: bytes, is_read: bool, tmp_path: Path) -> None:
-    """The zero that PyTorch ends a message with, and the room of what was freed or cut; else zeros mean no text."""
+def test_null_bytes_do_not_make_a_log_unreadable(begins: bytes, is_read: bool, tmp_path: Path) -> None:
+    """PyTorch ends a message with one, and freed or cut space has them; otherwise they mean a binary file."""
     (tmp_path / "rank0.log").write_bytes(begins + b"\n" + RAISED.encode())
     assert len(log_folder.classify_files(tmp_path).files) == is_read
     if is_read:
         assert "KeyError" in diagnosed(tmp_path).attempts[-1].verdict.summary or b"ERROR" in begins
 
 
-def test_who_waited_and_says_so_in_the_error_file_is_no_culprit(tmp_path: Path) -> None:
-    """An error is kept without its rank; the same words as in a rank's log, which waited, are a victim's."""
+def test_a_waiting_rank_that_reports_it_in_its_error_file_is_not_a_culprit(tmp_path: Path) -> None:
+    """An error is kept without its rank; the same words in the log of a rank that waited are a victim's."""
     place = "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:129]"
     said = f"RuntimeError: {place} Timed out waiting 12000ms for send operation to complete"
     write(
@@ -109,8 +109,8 @@ def test_who_waited_and_says_so_in_the_error_file_is_no_culprit(tmp_path: Path) 
     assert diagnosed(tmp_path).attempts[-1].verdict.cause is CauseClass.HANG
 
 
-def test_what_is_no_text_is_left_out_and_named(tmp_path: Path) -> None:
-    """A checkpoint, a pipe, a link that leads elsewhere; a dump is known by its name or its first bytes."""
+def test_non_text_files_are_left_out_and_named(tmp_path: Path) -> None:
+    """These are a checkpoint, a pipe and an outside link; a dump is known by its name or its first bytes."""
     (tmp_path / "model.bin").write_bytes(b"PK\3\4\0\0\0")
     (tmp_path / "nccl_trace_rank_3").write_bytes(b"no pickle")
     (tmp_path / "whatever_4").write_bytes(b"\x80\x04N.")
@@ -125,8 +125,8 @@ def test_what_is_no_text_is_left_out_and_named(tmp_path: Path) -> None:
     assert any(line.startswith("the dump nccl_trace_rank_3 was not read: it is not a pickle") for line in missing)
 
 
-def test_each_attempt_has_its_verdict_and_the_same_again_is_counted(tmp_path: Path) -> None:
-    """Three attempts that end with the same exception: the third says that it was so twice before, and to stop."""
+def test_each_attempt_has_its_verdict_and_repeated_failures_are_counted(tmp_path: Path) -> None:
+    """Three attempts end with the same exception: the third verdict states two earlier ones and advises to stop."""
     for attempt in (1, 2, 3):
         base = f"llm-1__attempt-{attempt}"
         steps = STEP % (attempt * 10, 0, "") + STEP % (attempt * 10, 0, "")
@@ -138,7 +138,7 @@ def test_each_attempt_has_its_verdict_and_the_same_again_is_counted(tmp_path: Pa
     assert {each.verdict.cause for each in found.attempts} == {CauseClass.CODE}
 
 
-def test_an_error_file_alone_tells_the_exception(tmp_path: Path) -> None:
+def test_an_error_file_alone_states_the_exception(tmp_path: Path) -> None:
     """torch's ``@record`` wrote it; there is no other log."""
     more = {"py_callstack": RAISED, "timestamp": "1737434505"}
     raw = json.dumps({"message": {"message": "KeyError: 'labels'", "extraInfo": more}})
@@ -148,7 +148,7 @@ def test_an_error_file_alone_tells_the_exception(tmp_path: Path) -> None:
     assert (verdict.cause, verdict.ranks) == (CauseClass.CODE, (3,))
 
 
-def test_a_job_that_is_only_slow_is_told_by_the_parts_of_its_steps(tmp_path: Path) -> None:
+def test_a_job_that_is_only_slow_is_explained_by_the_parts_of_its_steps(tmp_path: Path) -> None:
     """Nothing failed; one rank needs so long that the others wait for it."""
     parts = ', "data_s": 0.02, "compute_s": %s, "wait_s": %s'
     for rank in range(4):
@@ -159,8 +159,8 @@ def test_a_job_that_is_only_slow_is_told_by_the_parts_of_its_steps(tmp_path: Pat
     assert verdict.shares is not None
 
 
-def test_several_jobs_need_a_name(tmp_path: Path) -> None:
-    """Of one that is there; and nothing to read is told, as is a directory that is not there."""
+def test_several_jobs_require_a_name(tmp_path: Path) -> None:
+    """The name must exist; a directory that is missing or has nothing to read is reported."""
     write(tmp_path, **{"a__attempt-1__rank-0.jsonl": RAISED, "b__attempt-1__rank-0.jsonl": STEP % (1, 0, "")})
     with pytest.raises(ConfigurationError, match="there are logs of a, b; pass the name of the job"):
         diagnosed(tmp_path)
@@ -191,7 +191,7 @@ def test_the_command_prints_for_people_and_for_programs(tmp_path: Path) -> None:
 
 
 def test_a_hostile_folder_is_read_in_bounded_time(tmp_path: Path) -> None:
-    """A line of 8 MiB without an end, and a hundred thousand lines that nearly match."""
+    """It has a line of 8 MiB without an end, and a hundred thousand lines that nearly match."""
     (tmp_path / "rank0.log").write_bytes(b"Root Cause (first " * 500_000)
     (tmp_path / "rank1.log").write_bytes(b"srun: error: a: task 1: \n" * 20_000 + b"rank : 1 (local_rank: \n" * 80_000)
     began = time.process_time()
@@ -199,8 +199,8 @@ def test_a_hostile_folder_is_read_in_bounded_time(tmp_path: Path) -> None:
     assert time.process_time() - began < 15
 
 
-def test_where_nothing_failed_nothing_is_advised(tmp_path: Path) -> None:
-    """And one file was read, one earlier failure was the same: no plural where there is one."""
+def test_nothing_is_advised_where_nothing_failed(tmp_path: Path) -> None:
+    """With one file read and one earlier equal failure, the text uses no plural."""
     done = CliRunner().invoke(main, ["diagnose", "--dir", str(write(tmp_path / "well", a__train_log="hello\n"))])
     assert done.exit_code == 0, done.output
     assert "The logs show neither that it failed" in done.output
@@ -214,8 +214,8 @@ def test_where_nothing_failed_nothing_is_advised(tmp_path: Path) -> None:
     assert unread == "  model.bin: it is not text in UTF-8, or in UTF-16 with a byte order mark"
 
 
-def test_one_of_a_kind_is_told_as_one() -> None:
-    """The lines that people read of a verdict."""
+def test_a_count_of_one_is_worded_in_the_singular() -> None:
+    """These are the lines of a verdict that people read."""
     verdict = {
         "summary": "s",
         "cause": "code",
@@ -233,7 +233,7 @@ def test_one_of_a_kind_is_told_as_one() -> None:
 
 
 def test_an_inner_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an unread file; the rest is diagnosed. The folder itself must be listed."""
+    """It counts as an unread file, and the rest is diagnosed. The folder itself must be listed."""
     write(tmp_path, **{"rank0.log": RAISED, "node-7__rank1.log": "step 4", "node-8__rank2.log": "step 4"})
     listing, locked = os.scandir, {"node-7"}
 
@@ -254,7 +254,7 @@ def test_an_inner_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypa
 
 
 def test_a_line_about_a_stuck_rank_names_that_rank(tmp_path: Path) -> None:
-    """Whichever rank printed it; and nobody is sure of it."""
+    """This holds whichever rank printed it; the confidence is not high."""
     place = write(
         tmp_path, **{"rank0.log": "step 4, loss 2.1\nrank 3 is stuck in all_reduce\n", "rank3.log": "step 4\n"}
     )
@@ -264,14 +264,14 @@ def test_a_line_about_a_stuck_rank_names_that_rank(tmp_path: Path) -> None:
 
 
 def test_entries_beyond_the_limit_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of too many folders is not taken as read."""
+    """A folder with too many folders does not count as fully read."""
     write(tmp_path, **{f"step-{number}__rank0.log": "text\n" for number in range(4)})
     monkeypatch.setattr(log_folder, "_MOST_ENTRIES", 3)
     assert log_folder.classify_files(tmp_path).left_out == {"the rest": "more than 3 entries"}
 
 
-def test_a_folder_of_too_many_entries_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether they are links or folders; its name sorts before the logs."""
+def test_a_folder_with_too_many_entries_hides_no_other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entries are links or folders; its name sorts before the logs."""
     write(tmp_path, **{f"logs__{rank}__rank{rank}.log": "text\n" for rank in range(3)})
     (tmp_path / "cache").mkdir()
     for number in range(6):
@@ -291,7 +291,7 @@ def test_a_folder_of_too_many_entries_hides_no_other(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     "event", ["Evicted   pod/{}   The node was low on resource: memory.", "{}   0/1   OOMKilled   3   4h"]
 )
-def test_a_pod_that_may_be_anothers_does_not_explain_an_own_exception(event: str, tmp_path: Path) -> None:
+def test_a_pod_that_may_be_of_another_job_does_not_explain_an_own_exception(event: str, tmp_path: Path) -> None:
     """Events list all pods of a namespace. A folder named after a pod makes it the job's."""
     raised = "[rank0]: RuntimeError: Trying to backward through the graph a second time\n"
     foreign = write(tmp_path / "1", **{"events.txt": event.format("egg-0"), "train.log": raised})

@@ -36,23 +36,23 @@ def written(directory: Path, lines: list[str]) -> Path:
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, ids=NAMES)
-def test_what_was_caught_is_not_blamed_for_a_hang(trainer: Mapping[str, str], tmp_path: Path) -> None:
-    """Twenty steps later."""
+def test_a_caught_exception_is_not_blamed_for_a_hang(trainer: Mapping[str, str], tmp_path: Path) -> None:
+    """The hang comes twenty steps later."""
     form = trainer["line"]
     log = [*steps(form, 10, 30), *RAISED, *steps(form, 31, 50), HANG.format(0), HANG.format(1)]
     assert diagnosed(written(tmp_path, log)).attempts[-1].verdict.cause is CauseClass.HANG
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, ids=NAMES)
-def test_what_ended_it_is_blamed(trainer: Mapping[str, str], tmp_path: Path) -> None:
-    """The same exception as the last line."""
+def test_an_exception_that_ended_the_job_is_blamed(trainer: Mapping[str, str], tmp_path: Path) -> None:
+    """It is the same exception, as the last line."""
     log = [*steps(trainer["line"], 10, 30), *RAISED]
     assert diagnosed(written(tmp_path, log)).attempts[-1].verdict.cause is CauseClass.CODE
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, ids=NAMES)
 def test_a_job_that_steps_has_no_failure(trainer: Mapping[str, str], tmp_path: Path) -> None:
-    """It has printed a timeout of NCCL, which somebody caught, and goes on."""
+    """It has printed an NCCL timeout, which was caught, and continues."""
     form = trainer["line"]
     log = [*steps(form, 10, 30), HANG.format(0), *steps(form, 31, 50)]
     verdict = diagnosed(written(tmp_path, log)).attempts[-1].verdict
@@ -69,7 +69,7 @@ def test_a_job_that_steps_has_no_failure(trainer: Mapping[str, str], tmp_path: P
     ],
     ids=["tqdm", "Lightning", "Keras"],
 )
-def test_a_bar_that_is_redrawn_in_one_line_is_many_steps(bar: str, drawn: str, tmp_path: Path) -> None:
+def test_a_progress_bar_redrawn_in_one_line_is_many_steps(bar: str, drawn: str, tmp_path: Path) -> None:
     """The line shows the last state alone, and has not ended."""
     before, after = ("".join(drawn.format(bar.format(i)) for i in part) for part in (range(10, 30), range(30, 50)))
     raised = "\n".join([*RAISED, HANG.format(0)])
@@ -78,7 +78,7 @@ def test_a_bar_that_is_redrawn_in_one_line_is_many_steps(bar: str, drawn: str, t
     assert (verdict.cause, verdict.advice) == (CauseClass.UNKNOWN, "none")
 
 
-def test_a_bar_that_ends_with_the_program_is_no_step(tmp_path: Path) -> None:
+def test_a_progress_bar_that_ends_with_the_program_is_no_step(tmp_path: Path) -> None:
     """It is drawn once more as it is closed."""
     bars = "".join(f"\r {i}%|███       | {i}/1000 [00:{i}<10:00,  1.02it/s]" for i in range(10, 30))
     closed = "\r 29%|███       | 29/1000 [00:29<10:00,  1.02it/s]"
@@ -98,14 +98,14 @@ FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. 
         "| WARNING: ran out of memory, retrying batch",
     ],
 )
-def test_a_full_gpu_that_a_smaller_batch_helped_is_not_blamed(told: str, tmp_path: Path) -> None:
-    """The later exception is; a second full GPU is blamed again."""
+def test_an_oom_that_a_smaller_batch_fixed_is_not_blamed(told: str, tmp_path: Path) -> None:
+    """The later exception is blamed; a second full GPU is blamed again."""
     for last, cause in ((RAISED, CauseClass.CODE), ([FULL], CauseClass.GPU_MEMORY)):
         verdict = diagnosed(written(tmp_path, [FULL, told, *last])).attempts[-1].verdict
         assert verdict.cause is cause
 
 
 @pytest.mark.parametrize("told", ["Try decreasing batch size to 8", "Consider retrying with a smaller batch size."])
-def test_an_advised_smaller_batch_helped_nothing(told: str, tmp_path: Path) -> None:
-    """The full GPU ended it."""
+def test_an_advised_smaller_batch_did_not_help(told: str, tmp_path: Path) -> None:
+    """The full GPU ended the job."""
     assert diagnosed(written(tmp_path, [FULL, told])).attempts[-1].verdict.cause is CauseClass.GPU_MEMORY

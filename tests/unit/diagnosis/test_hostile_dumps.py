@@ -64,8 +64,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_it_is_refused_with_a_reason(name: str, tmp_path: Path) -> None:
-    """And the real dump that is read after it in the same process is read as ever."""
+def test_a_hostile_dump_is_refused_with_a_reason(name: str, tmp_path: Path) -> None:
+    """The real dump that is read after it in the same process is read as usual."""
     hostile, real = tmp_path / "_dump_1", tmp_path / "_dump_2"
     hostile.write_bytes(HOSTILE[name])
     real.write_bytes(REAL.read_bytes())
@@ -76,8 +76,8 @@ def test_it_is_refused_with_a_reason(name: str, tmp_path: Path) -> None:
     assert not Path("/tmp/trainmedic-was-run").exists()
 
 
-def test_what_takes_all_memory_ends_that_process_and_no_other(tmp_path: Path) -> None:
-    """Sixty million empty lists: 60 MiB of pickle want 4 GiB. The dumps before and after are read."""
+def test_a_dump_that_takes_all_memory_ends_only_its_own_process(tmp_path: Path) -> None:
+    """Sixty million empty lists: 60 MiB of pickle take 4 GiB. The dumps before and after are read."""
     paths = [tmp_path / f"_dump_{rank}" for rank in range(3)]
     paths[0].write_bytes(REAL.read_bytes())
     paths[1].write_bytes(b"\x80\x04" + b"]" * (60 * 2**20) + b".")
@@ -86,8 +86,8 @@ def test_what_takes_all_memory_ends_that_process_and_no_other(tmp_path: Path) ->
     assert ([read.rank for read in dumps], list(refused)) == ([0, 2], [paths[1]])
 
 
-def test_what_never_ends_is_ended(tmp_path: Path) -> None:
-    """A dictionary of 300,000 numbers that all have the same hash wants hours; it has its seconds, and no more."""
+def test_an_endless_load_is_terminated(tmp_path: Path) -> None:
+    """A dictionary of 300,000 numbers with the same hash takes hours; it gets its seconds, and no more."""
     same_hash = [str(number * (2**61 - 1)).encode() for number in range(300_000)]
     endless = b"}(" + b"".join(b"I%s\nN" % number for number in same_hash) + b"u."
     paths = [tmp_path / "_dump_0", tmp_path / "_dump_1"]
@@ -97,7 +97,7 @@ def test_what_never_ends_is_ended(tmp_path: Path) -> None:
     assert ([read.rank for read in dumps], list(refused)) == ([1], [paths[0]])
 
 
-def test_a_busy_node_is_no_fault_of_a_dump() -> None:
+def test_a_busy_node_is_not_attributed_to_a_dump() -> None:
     """Time in which the reader of dumps does not run is not counted."""
     script = "from trainmedic_logs.files import dump_child as child; child.SECONDS_PER_DUMP = 1; child.main()"
     command = [sys.executable, "-c", script]
@@ -113,8 +113,8 @@ def test_a_busy_node_is_no_fault_of_a_dump() -> None:
         assert b'"dump"' in process.stdout.readline()
 
 
-def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
-    """A pipe would never end, a link leads elsewhere, a large file fills the memory, a name says whose dump it is."""
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    """A pipe never ends, a link leads elsewhere, a large file fills memory; a name states whose dump it is."""
     pipe, link, large, nameless = (tmp_path / name for name in ("_dump_1", "_dump_2", "_dump_3", "dump"))
     os.mkfifo(pipe)
     link.symlink_to(REAL)
@@ -125,8 +125,8 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
     assert (dumps, len(refused)) == ([], 5)
 
 
-def test_only_what_is_needed_is_taken_over() -> None:
-    """Texts are cut, numbers are bounded, and what an entry holds beside is left where it is."""
+def test_only_needed_data_are_taken_from_a_dump() -> None:
+    """Texts are cut, numbers are bounded, and further members of an entry are ignored."""
     entry = {
         "collective_seq_id": 3,
         "process_group": ("0", "d" * 10_000),
@@ -143,8 +143,8 @@ def test_only_what_is_needed_is_taken_over() -> None:
     assert dump.from_taken(json.loads(json.dumps(dump.to_plain(read)))) == read
 
 
-def test_the_child_can_do_nothing_else() -> None:
-    """No file, process or signal, no more memory than a dump needs: shown by a child that tries it afterwards."""
+def test_the_child_process_can_do_nothing_else() -> None:
+    """It has no file, process or signal, and no more memory than a dump needs; a child tries each of them."""
     program = (
         "from trainmedic_core import confined_child; import os, socket\n"
         "confined_child.give_up_everything(2 * 2**30)\n"
@@ -162,8 +162,8 @@ def test_the_child_can_do_nothing_else() -> None:
     )
 
 
-def test_an_unpickler_that_is_handed_any_bytes_raises_one_error() -> None:
-    """Each real dump, cut at any place, with any byte changed."""
+def test_the_unpickler_raises_one_error_for_any_bytes() -> None:
+    """Each real dump is cut at any place, with any byte changed."""
     raw = REAL.read_bytes()
     for place in range(0, len(raw), 37):
         for changed in (raw[:place], raw[:place] + bytes([raw[place] ^ 0x55]) + raw[place + 1 :]):

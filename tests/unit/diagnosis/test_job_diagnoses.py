@@ -141,8 +141,8 @@ class World:
         self.present_jobs = []
 
 
-async def test_a_verdict_is_made_and_told_five_seconds_after_the_first_sign() -> None:
-    """With the node that its kernel names; the alert keeps its labels while it fires, and ends."""
+async def test_a_verdict_is_made_and_reported_five_seconds_after_the_first_sign() -> None:
+    """It has the node that its kernel names; the alert keeps its labels while it fires, and ends."""
     world = World()
     await world.lose_a_card()
     await world.look(4)
@@ -178,7 +178,7 @@ MOVED = {"instance": "b", "placement": [{"rank": 0, "node": "node-1"}, {"rank": 
 
 @pytest.mark.parametrize("seconds", [0, 20])
 async def test_a_verdict_keeps_its_node_when_the_job_runs_elsewhere(seconds: int) -> None:
-    """Its next attempt began before the verdict, or within the time of its updates, in which signs are seen again."""
+    """The next attempt starts before the verdict, or during its updates, in which signs are seen again."""
     world = World()
     await world.lose_a_card()
     if seconds:
@@ -192,7 +192,7 @@ async def test_a_verdict_keeps_its_node_when_the_job_runs_elsewhere(seconds: int
 
 
 async def test_a_verdict_keeps_its_node_when_findings_end() -> None:
-    """As by the restart of the node, or by the steps of a job without numbered attempts."""
+    """They end by a restart of the node, or by the steps of a job without numbered attempts."""
     world = World()
     await world.lose_a_card()
     await world.look(6)
@@ -203,7 +203,7 @@ async def test_a_verdict_keeps_its_node_when_findings_end() -> None:
     assert verdict.made_at == verdict.began_at + timedelta(seconds=6)
 
 
-async def test_a_finding_that_turns_out_unconfirmed_leaves_the_verdict() -> None:
+async def test_a_finding_that_turns_out_unconfirmed_is_removed_from_the_verdict() -> None:
     """It was no fault."""
     world = World()
     await world.lose_a_card()
@@ -223,7 +223,7 @@ async def end_findings(world: World, rule: str, because: FindingEnd = FindingEnd
 
 
 async def test_a_restarted_server_that_knows_less_weakens_no_verdict() -> None:
-    """The job is gone, and with it the places of its ranks. Before the verdict, the stored places of the job count."""
+    """The job and its ranks' locations are gone. Before the verdict, the job's stored locations count."""
     world = World()
     await world.lose_a_card()
     await world.look(6)
@@ -262,8 +262,8 @@ async def test_a_restarted_server_renames_no_node(code: int, later: list[Presenc
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-async def test_what_comes_late_changes_the_verdict_and_not_the_alert(is_restarted: bool) -> None:
-    """A bare SIGKILL, and half a minute later the kernel's word on it: one verdict, one alert."""
+async def test_late_evidence_changes_the_verdict_and_not_the_alert(is_restarted: bool) -> None:
+    """The kernel explains a bare SIGKILL half a minute later: one verdict, one alert."""
     world = World()
     await world.find("f1")
     await world.look(11)
@@ -288,8 +288,8 @@ async def test_what_comes_late_changes_the_verdict_and_not_the_alert(is_restarte
     assert len(world.told) == 1
 
 
-async def test_the_kernels_kill_of_a_neighbour_before_hides_not_that_of_the_jobs_process() -> None:
-    """Both are one finding, which began with the neighbour's: the excerpt of each tells whom it was about."""
+async def test_an_earlier_kill_of_a_neighbour_does_not_hide_that_of_the_jobs_process() -> None:
+    """Both are one finding, which began with the neighbour's; the excerpts state which process each is about."""
     world = World()
     now = world.clock.now()
     lines = {"a": "Out of memory: Killed process 7 (java)", "b": "Memory cgroup out of memory: Killed process 12 (py)"}
@@ -317,8 +317,8 @@ async def test_the_kernels_kill_of_a_neighbour_before_hides_not_that_of_the_jobs
     assert verdict.plain["evidence"][0]["line"] == lines["b"]
 
 
-async def test_who_printed_nothing_is_known_by_the_launchers_table() -> None:
-    """Three of four ranks time out in a collective; that there is a fourth, its table alone says."""
+async def test_silent_ranks_are_known_from_the_launcher_table() -> None:
+    """Three of four ranks time out in a collective; only the launcher's table states that there is a fourth."""
     world = World()
     await world.time_out("timeout", frozenset({0, 1, 3}))
     await world.end(-15, 1, -15, -15)
@@ -327,8 +327,8 @@ async def test_who_printed_nothing_is_known_by_the_launchers_table() -> None:
     assert (verdict.cause, verdict.confidence, verdict.plain["ranks"]) == ("hang", "medium", [2])
 
 
-async def test_a_rank_of_which_only_the_local_one_is_known_is_told_by_the_launchers_table() -> None:
-    """As of an exception of a thread, before which nobody prints the rank; node-1 has the ranks from 8 on."""
+async def test_a_rank_known_only_locally_is_resolved_by_the_launcher_table() -> None:
+    """A thread's exception has no rank before it; node-1 has the ranks from 8 on."""
     world = World()
     origin = Origin("training", "node-1", job="llm-1", attempt=1, local_rank=1)
     await world.find(
@@ -340,8 +340,8 @@ async def test_a_rank_of_which_only_the_local_one_is_known_is_told_by_the_launch
     assert (verdict.cause, verdict.plain["ranks"]) == ("code", [9])
 
 
-async def test_who_printed_nothing_is_known_by_how_many_ranks_the_job_says_to_have() -> None:
-    """A number that no job has says nothing, and costs nothing."""
+async def test_silent_ranks_are_known_from_the_jobs_stated_rank_count() -> None:
+    """A number that no job has states nothing, and costs nothing."""
     for size, confidence, ranks in ((4, "medium", [2]), (10**12, "low", []), ("4", "low", [])):
         world = World()
         world.present_jobs = [Presence("llm-1", world.clock.now(), {"world_size": size})]
@@ -353,7 +353,7 @@ async def test_who_printed_nothing_is_known_by_how_many_ranks_the_job_says_to_ha
 
 
 async def test_an_exception_alone_is_no_failure() -> None:
-    """Many loops catch it. Nothing is diagnosed until a process ended, a collective timed out, or the job is gone."""
+    """Many loops catch it. Diagnosis starts when a process ended, a collective timed out, or the job is gone."""
     world = World()
     await world.find("f1", rule="cuda-oom", role=Role.ROOT, cause=CauseClass.GPU_MEMORY, ranks=frozenset({3}))
     await world.look(60)
@@ -365,8 +365,8 @@ async def test_an_exception_alone_is_no_failure() -> None:
     assert verdict.cause == "gpu_memory"
 
 
-async def test_what_an_attempt_that_ended_well_printed_too_means_nothing() -> None:
-    """An exception that this job always prints is not what it died of."""
+async def test_output_that_a_successful_attempt_also_had_means_nothing() -> None:
+    """An exception that this job always prints is not what ended it."""
     world = World()
     usual: dict[str, Any] = {"rule": "python-exception", "role": Role.ROOT, "cause": CauseClass.CODE, "shape": "5f3a"}
     for attempt in (1, 2):
@@ -381,8 +381,8 @@ async def test_what_an_attempt_that_ended_well_printed_too_means_nothing() -> No
     assert (verdict.cause, verdict.attempt) == ("unknown", 2)
 
 
-async def test_the_same_again_is_counted_and_a_server_that_restarts_tells_nothing_twice() -> None:
-    """Each failure has a verdict of its own; another watch over the same store goes on where the first was."""
+async def test_repeated_failures_are_counted_and_a_restarted_server_reports_none_twice() -> None:
+    """Each failure has its own verdict; another watch over the same store continues where the first was."""
     world = World()
     await world.find("f1")
     await world.look(11)
@@ -400,7 +400,7 @@ async def test_the_same_again_is_counted_and_a_server_that_restarts_tells_nothin
 
 
 async def test_a_failure_of_the_day_before_is_not_diagnosed_now() -> None:
-    """A server that starts finds jobs that are gone since yesterday; the world that they failed in has changed."""
+    """A server that starts finds jobs gone since yesterday; the cluster has changed since they failed."""
     world = World()
     gone = JobLife("llm-1", LifeState.GONE, world.clock.now())
     await world.store.transact(lambda tx: tx.save_job_lives([gone]))
@@ -408,7 +408,7 @@ async def test_a_failure_of_the_day_before_is_not_diagnosed_now() -> None:
     assert (await world.store.verdicts_of("llm-1", 5), world.told) == ([], [])
 
 
-async def test_an_alert_that_is_not_taken_is_told_later() -> None:
+async def test_an_alert_that_is_not_accepted_is_sent_later() -> None:
     """The verdict is stored first."""
     world = World()
     world.is_refusing = True
@@ -422,7 +422,7 @@ async def test_an_alert_that_is_not_taken_is_told_later() -> None:
     assert [alert.labels["alertname"] for alert in world.told] == ["TrainingFailed"]
 
 
-async def test_a_node_that_is_gone_with_its_ranks_is_the_culprit() -> None:
+async def test_a_node_that_is_lost_with_its_ranks_is_the_culprit() -> None:
     """Its agent fell silent before the others timed out."""
     world = World()
     placed = [{"rank": rank, "node": f"node-{1 + rank // 4}"} for rank in range(8)]
@@ -438,7 +438,7 @@ async def test_a_node_that_is_gone_with_its_ranks_is_the_culprit() -> None:
     assert (verdict.cause, verdict.node, verdict.plain["ranks"]) == ("node", "node-2", [4, 5, 6, 7])
 
 
-async def test_where_a_job_was_hours_ago_is_forgotten() -> None:
+async def test_old_job_locations_are_forgotten_after_hours() -> None:
     """A name may come back on other nodes."""
     for hours, node in ((1, "node-2"), (3, None)):
         world = World()
@@ -490,7 +490,7 @@ async def fail_three_jobs(world: World, **at_last: Any) -> None:
 
 
 async def test_a_node_on_which_three_jobs_failed_is_suspect() -> None:
-    """Within thirty days, whatever was repaired each time; two jobs are not enough."""
+    """All within thirty days, whatever was repaired each time; two jobs are not enough."""
     world = World()
     await fail_three_jobs(world)
     (alert,) = suspects(world)
@@ -498,7 +498,7 @@ async def test_a_node_on_which_three_jobs_failed_is_suspect() -> None:
     assert "llm-0, llm-1, llm-2" in alert.annotations["summary"]
 
 
-async def test_a_suspect_node_that_cannot_be_told_is_told_later() -> None:
+async def test_a_suspect_node_that_cannot_be_reported_is_reported_later() -> None:
     """The verdict that names it is stored by then."""
     world = World()
     for number in range(3):
@@ -512,8 +512,8 @@ async def test_a_suspect_node_that_cannot_be_told_is_told_later() -> None:
     assert len([alert for alert in world.told if alert.labels["alertname"] == "NodeSuspect"]) == 1
 
 
-async def test_a_suspect_node_is_told_by_the_server_after_a_killed_one() -> None:
-    """The verdict that names it was stored by the first, and nothing told."""
+async def test_a_suspect_node_is_reported_by_the_server_after_a_killed_one() -> None:
+    """The first server stored the verdict that names it, and reported nothing."""
     world = World()
     await fail_three_jobs(world, is_refusing=True)
     world.is_refusing = False
@@ -522,8 +522,8 @@ async def test_a_suspect_node_is_told_by_the_server_after_a_killed_one() -> None
     assert len(suspects(world)) == 1
 
 
-async def test_a_server_that_starts_again_tells_of_no_suspect_again() -> None:
-    """Also after a downtime in which the verdict's own alert came due."""
+async def test_a_restarted_server_does_not_report_a_suspect_again() -> None:
+    """This also holds after a downtime in which the verdict's own alert became due."""
     world = World()
     await fail_three_jobs(world)
     await world.look(200)
@@ -533,8 +533,8 @@ async def test_a_server_that_starts_again_tells_of_no_suspect_again() -> None:
     assert len(suspects(world)) == 1
 
 
-async def test_a_suspect_that_is_told_again_is_the_same_alert() -> None:
-    """It is told again if the server ends before the verdict's own alert is told."""
+async def test_a_suspect_that_is_reported_again_is_the_same_alert() -> None:
+    """It is reported again if the server ends before the verdict's own alert is sent."""
     world = World()
     await fail_three_jobs(world, refuses_all_but="NodeSuspect")
     world.start_again()
@@ -544,7 +544,7 @@ async def test_a_suspect_that_is_told_again_is_the_same_alert() -> None:
     assert again.identity == first.identity
 
 
-async def test_a_suspect_node_is_tried_once_in_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_suspect_node_is_tried_once_per_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """While Alertmanager is down, other jobs do not add attempts; each failure is reported."""
     world = World()
     for number in range(3):
@@ -566,7 +566,7 @@ async def test_a_suspect_node_is_tried_once_in_a_look(monkeypatch: pytest.Monkey
 
 
 async def test_a_job_that_cannot_be_diagnosed_delays_no_alert_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither on their failures nor on their nodes; what is wrong is reported each time."""
+    """Alerts on other jobs' failures and nodes are on time; the error is reported each time."""
     fail_diagnosis_of(monkeypatch, "bad")
     world = World()
     for number in range(3):
@@ -583,7 +583,7 @@ async def test_a_job_that_cannot_be_diagnosed_delays_no_alert_on_others(monkeypa
     assert [labels["node"] for labels in told if labels["alertname"] == "NodeSuspect"] == ["node-2"]
 
 
-def test_the_times_fit_each_other() -> None:
+def test_the_diagnosis_times_are_consistent() -> None:
     """An alert fires for longer than its verdict may change."""
     assert job_diagnoses.SETTLING < job_diagnoses.UPDATED_FOR < job_diagnoses.ALERT_LASTS
 
@@ -603,7 +603,7 @@ async def step_for(world: World, seconds: int, first: int, each: int = 5) -> int
 
 
 async def test_a_job_that_steps_has_not_failed() -> None:
-    """It prints that a collective timed out and that an actor died, and goes on."""
+    """It prints that a collective timed out and that an actor died, and continues."""
     world = World()
     last = await step_for(world, 30, 1)
     await world.time_out("f1", frozenset({3}))
@@ -613,7 +613,7 @@ async def test_a_job_that_steps_has_not_failed() -> None:
 
 
 async def test_a_job_whose_steps_stop_has_failed() -> None:
-    """After the time of two of its steps, and no later."""
+    """It counts as failed after the time of two of its steps, and no later."""
     world = World()
     await step_for(world, 30, 1)
     await world.time_out("f1", frozenset({3}))
@@ -622,7 +622,7 @@ async def test_a_job_whose_steps_stop_has_failed() -> None:
     assert [alert.labels["cause"] for alert in world.told][:1] == ["hang"]
 
 
-async def test_another_process_that_steps_does_not_disprove_the_end_of_the_first() -> None:
+async def test_the_steps_of_another_process_do_not_disprove_the_end_of_the_first() -> None:
     """The job was started again after it had timed out."""
     world = World()
     last = await step_for(world, 30, 1)
@@ -633,7 +633,7 @@ async def test_another_process_that_steps_does_not_disprove_the_end_of_the_first
     assert world.told
 
 
-async def test_what_a_launcher_says_is_no_guess() -> None:
+async def test_a_launcher_statement_is_certain() -> None:
     """Its table ends the job, whatever step was seen last."""
     world = World()
     await step_for(world, 30, 1)

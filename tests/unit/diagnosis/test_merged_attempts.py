@@ -38,7 +38,7 @@ def in_one_file(directory: Path, *attempts: list[str]) -> Path:
 
 
 def test_the_newest_attempt_is_judged(tmp_path: Path) -> None:
-    """A full card in the first, a bug in the second, which fails before a step would prove that it went on."""
+    """The first has a full card, the second a bug, which fails before a step would prove that it continued."""
     first = [BANNER, STEP.format(10), OOM, *table(2)]
     found = diagnosed(in_one_file(tmp_path, first, [BANNER, *RAISES, *table(1)]))
     assert [(each.attempt, each.verdict.cause, each.verdict.ranks) for each in found.attempts] == [
@@ -49,21 +49,21 @@ def test_the_newest_attempt_is_judged(tmp_path: Path) -> None:
     assert not found.attempts[-1].verdict.against
 
 
-def test_the_same_again_is_counted(tmp_path: Path) -> None:
-    """Three times the same bug in one file. Nobody is told to stop by a verdict that is not sure."""
+def test_repeated_failures_are_counted(tmp_path: Path) -> None:
+    """One file has the same bug three times. A verdict below high confidence does not advise to stop."""
     found = diagnosed(in_one_file(tmp_path, *[[BANNER, *RAISES, *table(1)]] * 3))
     assert [each.verdict.same_before for each in found.attempts] == [0, 1, 2]
     assert (found.attempts[-1].verdict.confidence, found.attempts[-1].verdict.advice) == ("medium", "ask")
 
 
-def test_the_same_bug_again_is_a_reason_to_stop_where_all_ranks_were_read(tmp_path: Path) -> None:
+def test_a_repeated_bug_is_a_reason_to_stop_where_all_ranks_were_read(tmp_path: Path) -> None:
     """Then nothing else can have been first."""
     found = diagnosed(in_one_file(tmp_path, *[[BANNER, "[rank0]: loading", *RAISES, *table(1)]] * 3))
     assert (found.attempts[-1].verdict.confidence, found.attempts[-1].verdict.advice) == ("high", "stop")
 
 
-def test_of_many_attempts_the_newest_are_read(tmp_path: Path) -> None:
-    """A job that failed all night, in the loop of a script."""
+def test_only_the_newest_of_many_attempts_are_read(tmp_path: Path) -> None:
+    """A job failed all night, in the loop of a script."""
     found = diagnosed(in_one_file(tmp_path, *[[BANNER, *RAISES, *table(1)]] * 30))
     assert [each.attempt for each in found.attempts] == list(range(23, 31))
 
@@ -88,12 +88,12 @@ def test_of_many_attempts_the_newest_are_read(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_where_an_attempt_begins(lines: list[str], begins: list[int]) -> None:
-    """By a launcher's words, by records, or by steps that go back after a failure."""
+    """It begins at a launcher's line, at a record, or at steps that go back after a failure."""
     assert beginnings([line.encode("latin-1") for line in lines]) == begins
 
 
 def test_files_with_fewer_attempts_have_the_newest(tmp_path: Path) -> None:
-    """A rank's own file that was begun anew, beside a launcher's that was not."""
+    """A rank's own file was started again, next to a launcher's that was not."""
     in_one_file(tmp_path, [BANNER, *table(2)], [BANNER, *table(1)])
     (tmp_path / "rank1.log").write_text(RAISED)
     found = diagnosed(tmp_path)

@@ -43,8 +43,8 @@ def one(
     return dump.from_plain(plain, rank)
 
 
-def test_who_has_not_called_what_the_others_wait_in_is_absent() -> None:
-    """The plain case: three wait in number 8, one has completed 7 and called nothing since."""
+def test_a_rank_that_has_not_joined_the_pending_collective_is_absent() -> None:
+    """The plain case: three wait in number 8; one has completed 7 and called nothing since."""
     waiting = [one(rank, entry(7, "completed"), entry(8)) for rank in (0, 1, 3)]
     reading = missing_ranks.read_together([*waiting, one(2, entry(7, "completed"))])
     assert reading.absent == (2,)
@@ -53,12 +53,12 @@ def test_who_has_not_called_what_the_others_wait_in_is_absent() -> None:
 
 
 @pytest.mark.parametrize("number", ["--5", "-", "5\n", "\N{SUPERSCRIPT TWO}", "1" * 20])
-def test_a_text_that_is_no_number_is_not_taken_for_one(number: str) -> None:
+def test_text_that_is_not_a_number_is_not_read_as_one(number: str) -> None:
     read = one(0, entry(7), {**entry(8), "collective_seq_id": number})
     assert [each.number for each in read.entries] == [7]
 
 
-def test_who_called_fewer_ahead_is_not_absent() -> None:
+def test_a_rank_that_called_fewer_collectives_ahead_is_not_absent() -> None:
     """Of those that wait, one has called more collectives in advance than the other; only who lacks the first is
     absent."""
     ahead, behind = one(0, *(entry(n) for n in range(8, 14))), one(1, entry(8), entry(9))
@@ -66,28 +66,28 @@ def test_who_called_fewer_ahead_is_not_absent() -> None:
     assert reading.absent == (2,)
 
 
-def test_where_all_have_called_it_nobody_is_absent() -> None:
-    """Then it is the collective itself that does not end, and no rank can be blamed for it."""
+def test_if_all_ranks_have_joined_the_collective_none_is_absent() -> None:
+    """The collective itself does not end then, and no rank can be blamed for it."""
     reading = missing_ranks.read_together([one(rank, entry(8, "started")) for rank in range(4)])
     assert reading.absent == ()
     assert reading.waits[0].waiting == (0, 1, 2, 3)
 
 
-def test_a_rank_without_a_dump_is_told_and_not_blamed() -> None:
+def test_a_rank_without_a_dump_is_reported_and_not_blamed() -> None:
     """It may have been killed as a victim."""
     reading = missing_ranks.read_together([one(rank, entry(8)) for rank in (0, 1, 2)])
     assert (reading.absent, reading.silent) == ((), (3,))
 
 
-def test_a_dump_of_what_is_under_way_needs_its_counters() -> None:
-    """With nothing under way a rank came to the collective before (absent), or is past it (not absent)."""
+def test_a_dump_of_pending_collectives_needs_its_counters() -> None:
+    """A rank with nothing pending is at the collective before (absent), or is past it (not absent)."""
     waiting = [one(rank, entry(8)) for rank in (0, 1)]
     stopped, past = one(2, called={"0": 7}), one(3, called={"0": 8})
     assert missing_ranks.read_together([*waiting, stopped, past]).absent == (2,)
 
 
-def test_absent_in_one_group_and_waiting_in_another_is_told_by_time() -> None:
-    """The wait that began first stands first: rank 1 is absent in g2 as it waits in g1, for rank 0."""
+def test_absent_in_one_group_and_waiting_in_another_is_resolved_by_time() -> None:
+    """The wait that began first comes first: rank 1 is absent in g2 as it waits in g1, for rank 0."""
     groups = {"g1": [0, 1], "g2": [1, 2]}
     first = one(0, entry(4, "completed", "g1"), groups=groups)
     second = one(1, entry(5, group="g1"), entry(9, "completed", "g2"), groups=groups)
@@ -97,8 +97,8 @@ def test_absent_in_one_group_and_waiting_in_another_is_told_by_time() -> None:
     assert reading.culprits == (0,)
 
 
-def test_another_operation_under_the_same_number_is_the_programs_fault() -> None:
-    """Three call an all-reduce, one a broadcast: their ways parted, and the one that differs is named."""
+def test_another_operation_under_the_same_number_is_a_program_fault() -> None:
+    """Three ranks call an all-reduce and one a broadcast; the one that differs is named."""
     others = [one(rank, entry(8)) for rank in (0, 1, 2)]
     reading = missing_ranks.read_together([*others, one(3, entry(8, profiling_name="nccl:broadcast"))])
     assert reading.differing == (3,)
@@ -106,7 +106,7 @@ def test_another_operation_under_the_same_number_is_the_programs_fault() -> None
     assert missing_ranks.read_together(halves).differing == ()
 
 
-def test_gloo_says_by_retired_that_a_collective_is_over() -> None:
+def test_gloo_marks_a_finished_collective_as_retired() -> None:
     """Its entries stay "scheduled", and its configuration does not name the group: its members are all ranks."""
     done, open_ = {"state": "scheduled", "retired": True}, {"state": "scheduled", "retired": False}
 
@@ -119,7 +119,7 @@ def test_gloo_says_by_retired_that_a_collective_is_over() -> None:
 
 
 def test_the_parts_of_a_coalesced_collective_do_not_wait() -> None:
-    """torch records them with its number and never updates their state; the last entry, itself, has one."""
+    """torch records them with its number and never updates their state; the last entry, the collective, has one."""
 
     def coalesced(number: int, state: str = "completed") -> list[dict[str, Any]]:
         return [entry(number), entry(number), entry(number, state, profiling_name="nccl:coalesced")]

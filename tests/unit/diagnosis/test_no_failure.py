@@ -16,8 +16,8 @@ HUNG = {"attempt": 1, "cause": "the job hung", "status": 0, "error": "hang", "ra
 KILLED = {"attempt": 1, "cause": "rank 1 was ended by SIGKILL", "status": -9, "error": "", "rank": 1, "step": 24}
 
 
-def test_a_rank_that_came_to_its_end_has_no_failure(tmp_path: Path) -> None:
-    """Whatever it printed before."""
+def test_a_rank_that_finished_has_no_failure(tmp_path: Path) -> None:
+    """This holds whatever it printed before."""
     place = write(
         tmp_path, **{"llm-1__attempt-1__rank-0.jsonl": STEP + END, "llm-1__attempt-1__launcher-n.log": RAISED}
     )
@@ -26,8 +26,8 @@ def test_a_rank_that_came_to_its_end_has_no_failure(tmp_path: Path) -> None:
     assert "Nothing failed" in verdict.summary
 
 
-def test_what_the_launcher_keeps_of_an_attempt_is_about_that_attempt(tmp_path: Path) -> None:
-    """The first hung; of the second, and of another job, nothing says that it failed."""
+def test_a_launcher_record_of_an_attempt_applies_only_to_that_attempt(tmp_path: Path) -> None:
+    """The first hung; nothing states that the second, or another job, failed."""
     files = {
         "llm-1__attempts.jsonl": json.dumps(HUNG) + "\n",
         "llm-1__attempt-1__rank-0.jsonl": STEP,
@@ -40,15 +40,15 @@ def test_what_the_launcher_keeps_of_an_attempt_is_about_that_attempt(tmp_path: P
         assert (verdict.cause, verdict.advice) == (CauseClass.UNKNOWN, "none"), job
 
 
-def test_how_the_launcher_saw_an_attempt_end_counts_for_it(tmp_path: Path) -> None:
-    """Where no log of it says more."""
+def test_the_launchers_view_of_how_an_attempt_ended_counts(tmp_path: Path) -> None:
+    """It counts where no log of the attempt states more."""
     files = {"llm-1__attempts.jsonl": json.dumps(KILLED) + "\n", "llm-1__attempt-1__launcher-n.log": "loading\n"}
     verdict = diagnosed(write(tmp_path, **files)).attempts[-1].verdict
     assert (verdict.cause, verdict.confidence, verdict.ranks) == (CauseClass.UNKNOWN, "low", (1,))
 
 
-def test_slow_data_are_seen_in_a_trainers_own_log(tmp_path: Path) -> None:
-    """Fast at first, and then 8 s of each 9 s step are data's."""
+def test_slow_data_loading_is_detected_in_a_trainers_own_log(tmp_path: Path) -> None:
+    """Steps are fast at first; then data take 8 s of each 9 s step."""
     line = "Epoch: [1][{}/5005]\tTime {} (0.3)\tData {} (0.2)\tLoss 1.2 (1.3)\n"
     log = "".join(line.format(at, "0.170", "0.045") for at in range(0, 100, 20))
     log += "".join(line.format(at, "9.051", "8.843") for at in range(100, 220, 20))
@@ -56,8 +56,8 @@ def test_slow_data_are_seen_in_a_trainers_own_log(tmp_path: Path) -> None:
     assert (verdict.cause, verdict.shares and verdict.shares["data"] > 0.9) == (CauseClass.DATA, True)
 
 
-def test_a_loss_that_rises_is_a_hint(tmp_path: Path) -> None:
-    """And one that has come down again is none."""
+def test_a_rising_loss_is_a_hint(tmp_path: Path) -> None:
+    """A loss that has come down again is none."""
     form = " iteration {}/ 500 | consumed samples: 8 | lm loss: {}E+00 |\n"
     steps = [form.format(at, loss) for at, loss in enumerate((3, 2, 9))]
     verdict = diagnosed(write(tmp_path, **{"train.log": "".join(steps)})).attempts[-1].verdict
@@ -77,8 +77,8 @@ def steps_of(rates: list[float], between: str = "") -> str:
     ("between", "cause"),
     [("", CauseClass.DATA), ("NCCL timeout: unhandled system error\n", CauseClass.NETWORK)],
 )
-def test_a_drop_of_the_throughput_is_a_hint_by_timeouts(tmp_path: Path, between: str, cause: CauseClass) -> None:
-    """Of a job that continues. Never more than a hint, because neither proves anything."""
+def test_a_drop_in_throughput_is_a_hint_next_to_timeouts(tmp_path: Path, between: str, cause: CauseClass) -> None:
+    """The job continues. It is never more than a hint, because neither proves anything."""
     log = steps_of([5000.0 + at % 7 for at in range(60)] + [2100.0] * 8, between)
     verdict = diagnosed(write(tmp_path, **{"train.log": log})).attempts[-1].verdict
     assert (verdict.cause, verdict.confidence, verdict.advice) == (cause, "low", "ask")
@@ -97,12 +97,12 @@ def test_a_drop_of_the_throughput_is_a_hint_by_timeouts(tmp_path: Path, between:
     ],
 )
 def test_a_throughput_that_did_not_drop_is_no_hint(tmp_path: Path, rates: list[float]) -> None:
-    """Steady, recovered, slow at its beginning, noisy, or too short to say."""
+    """It is steady, recovered, slow at its start, noisy, or too short to judge."""
     verdict = diagnosed(write(tmp_path, **{"train.log": steps_of(rates)})).attempts[-1].verdict
     assert (verdict.cause, verdict.advice) == (CauseClass.UNKNOWN, "none")
 
 
-def test_own_figures_of_waiting_win_over_timeouts(tmp_path: Path) -> None:
+def test_own_waiting_times_take_precedence_over_timeouts(tmp_path: Path) -> None:
     """A trainer that states how long it waits for data says more than a timeout next to it."""
     slow = "".join(f"Epoch: [1][{at}/99] Time  8.70 ( 8.2) Data  8.60 ( 8.1) Loss 1.2 (1.1)\n" for at in range(30))
     log = slow + "NCCL timeout: unhandled system error\n" + slow.replace("Epoch: [1]", "Epoch: [2]")
@@ -111,8 +111,8 @@ def test_own_figures_of_waiting_win_over_timeouts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_well_again", [False, True])
-def test_a_job_that_ended_with_a_loss_that_is_no_number_says_so(tmp_path: Path, *, is_well_again: bool) -> None:
-    """Nothing failed, and what was trained is of no use. A loss that became a number again is not mentioned."""
+def test_a_job_that_ended_with_a_non_finite_loss_is_reported(tmp_path: Path, *, is_well_again: bool) -> None:
+    """Nothing failed, and the model is useless. A loss that became finite again is not mentioned."""
     lost = STEP.replace('"loss": 2.0', '"loss": "NaN"')
     after = "".join(
         STEP.replace("04:41:40", f"04:4{minute}:00").replace('"step": 5', f'"step": {minute}') for minute in range(2, 9)
@@ -149,8 +149,6 @@ def test_a_job_that_ended_with_a_loss_that_is_no_number_says_so(tmp_path: Path, 
         ),
     ],
 )
-def test_the_good_end_of_one_process_hides_no_failure(
-    failure: str, cause: CauseClass, end: str, tmp_path: Path
-) -> None:
+def test_the_success_of_one_process_hides_no_failure(failure: str, cause: CauseClass, end: str, tmp_path: Path) -> None:
     log = f"step 100 loss 2.1\nstep 200 loss 2.0\n[rank1]: {failure}\n{end}\n"
     assert diagnosed(write(tmp_path, **{"train.log": log})).attempts[-1].verdict.cause is cause

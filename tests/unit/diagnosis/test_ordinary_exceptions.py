@@ -48,14 +48,14 @@ def is_true(row: Mapping[str, Any], verdict: Verdict) -> bool:
 
 
 def test_high_confidence_is_never_wrong() -> None:
-    """Only the stated truth counts."""
+    """Only the stated true cause counts."""
     high = [each for each in verdicts() if each[2].confidence is Confidence.HIGH]
     assert [(place, row["line"]) for place, row, verdict in high if not is_true(row, verdict)] == []
     assert len(high) >= 40
 
 
 def test_medium_confidence_is_right_or_acceptable() -> None:
-    """In 95 of 100."""
+    """This holds in 95 % of the cases."""
     counts = Counter(
         is_true(row, verdict) or verdict.cause.value in row.get("accept", ())
         for _, row, verdict in verdicts()
@@ -66,13 +66,13 @@ def test_medium_confidence_is_right_or_acceptable() -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.get("firm")], ids=lambda row: row["line"][:40])
 def test_each_error_of_a_family_states_its_cause(row: Mapping[str, Any]) -> None:
-    """In both places."""
+    """It does so in both places."""
     stated = [verdict.cause.value for _, each, verdict in verdicts() if each is row]
     assert all(cause in (row["truth"], row.get("also"), *row.get("accept", ())) for cause in stated), stated
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.get("sure")], ids=lambda row: row["line"][:40])
-def test_a_fault_that_only_the_program_can_have_is_told_with_high_confidence(row: Mapping[str, Any]) -> None:
-    """In a file of its own."""
+def test_a_program_only_fault_is_reported_with_high_confidence(row: Mapping[str, Any]) -> None:
+    """It is printed in a file of its own."""
     (verdict,) = [verdict for place, each, verdict in verdicts() if each is row and place == "program"]
     assert (verdict.cause.value, verdict.confidence) == ("code", Confidence.HIGH)

@@ -16,8 +16,8 @@ from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.ports.outside import Presence
 
 
-async def test_what_a_kernel_said_before_the_job_was_there_is_of_another_job() -> None:
-    """A card that another job lost within the last hour names no node where this one fails by itself."""
+async def test_kernel_messages_from_before_the_job_belong_to_another_job() -> None:
+    """A card lost by another job within the last hour names no node when this job fails by itself."""
     world = World()
     await world.lose_a_card("llm-0")
     world.clock.sleep(1200)
@@ -55,7 +55,7 @@ async def kill_for_memory(world: World, name: str, before: float, **members: Any
     )
 
 
-async def test_a_kill_for_memory_long_before_the_launcher_saw_one_is_none_of_its_processes() -> None:
+async def test_an_oom_kill_long_before_the_launcher_saw_one_is_not_of_its_processes() -> None:
     """Of a job without the SDK nobody says when it began; but who starts processes sees at once that one is killed. The
     numbers of the processes differ, as they do in a container, and between neighbours."""
     for before, expected in (
@@ -71,8 +71,8 @@ async def test_a_kill_for_memory_long_before_the_launcher_saw_one_is_none_of_its
         assert (verdict.cause, verdict.confidence) == expected
 
 
-async def test_that_a_kernel_wanted_memory_counts_where_it_was_just_then() -> None:
-    """The line by which it begins to look for a process says nothing of whose that was."""
+async def test_a_kernel_out_of_memory_line_counts_only_at_that_time() -> None:
+    """The line at which the kernel starts to look for a process does not state whose that is."""
     for before, expected in ((12, ("host_memory", "low")), (3, ("host_memory", "high"))):
         world = World()
         await kill_for_memory(world, "oom", before, fields={}, line="python3 invoked oom-killer: gfp_mask=0xcc0")
@@ -83,8 +83,8 @@ async def test_that_a_kernel_wanted_memory_counts_where_it_was_just_then() -> No
 
 
 @pytest.mark.parametrize(("doubt", "cause"), [(None, "hang"), ("its signature is wrong", "host_memory")])
-async def test_a_kill_for_memory_before_the_launcher_was_there_is_anothers(doubt: str | None, cause: str) -> None:
-    """A job without the SDK hangs half an hour after another one was killed; when it began, its launcher tells."""
+async def test_an_oom_kill_before_the_launcher_started_belongs_to_another_job(doubt: str | None, cause: str) -> None:
+    """A job without the SDK hangs half an hour after a kill; its launcher states when the job began."""
     world = World()
     await kill_for_memory(world, "oom", 1800)
     now = world.clock.now()
@@ -99,7 +99,7 @@ async def test_a_kill_for_memory_before_the_launcher_was_there_is_anothers(doubt
 
 
 @pytest.mark.parametrize(("pid", "cause"), [("7", "hang"), ("8", "host_memory")])
-async def test_a_process_that_another_job_lost_is_none_of_this_ones(pid: str, cause: str) -> None:
+async def test_a_process_that_another_job_lost_does_not_belong_to_this_job(pid: str, cause: str) -> None:
     """Both run on node-1; the kernel kills 7 while this one hangs."""
     world = World()
     await kill_for_memory(world, "oom", 5)
@@ -110,8 +110,8 @@ async def test_a_process_that_another_job_lost_is_none_of_this_ones(pid: str, ca
     assert verdict.cause == cause
 
 
-async def test_who_was_ended_after_another_was_killed_had_gone_on_until_then() -> None:
-    """What rank 0 printed before is not sure to be why it failed, and less where rank 2 was killed."""
+async def test_a_rank_ended_after_another_was_killed_had_run_until_then() -> None:
+    """What rank 0 printed before may not be why it failed, and is less likely so where rank 2 was killed."""
     found = []
     for codes in ((1, -15, -15), (-15, -15, -9)):
         world = World()
@@ -125,7 +125,7 @@ async def test_who_was_ended_after_another_was_killed_had_gone_on_until_then() -
     assert found == ["high", "low"]
 
 
-async def test_a_kill_for_memory_explains_one_failure_and_not_the_next() -> None:
+async def test_an_oom_kill_explains_one_failure_and_not_the_next() -> None:
     """The next attempt, a minute later, is killed by a person."""
     world = World()
     await kill_for_memory(world, "oom", 1)
@@ -141,8 +141,8 @@ async def test_a_kill_for_memory_explains_one_failure_and_not_the_next() -> None
     assert (newest.cause, oldest.cause) == ("unknown", "host_memory")
 
 
-async def test_a_kill_for_memory_after_the_error_is_no_word_on_it() -> None:
-    """Another job on the node runs out of memory half a minute later. Before it, it speaks against; it is no reason."""
+async def test_an_oom_kill_after_the_error_does_not_explain_it() -> None:
+    """Another job runs out of memory half a minute later. Before the error, a kill lowers the confidence only."""
     for before, confidence, against in ((-25, "high", 0), (40, "medium", 1)):
         world = World()
         origin = Origin("training", "node-1", job="llm-1", attempt=1, rank=0)

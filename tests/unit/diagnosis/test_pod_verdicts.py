@@ -136,10 +136,10 @@ _EVICTED = {"phase": "Failed", "reason": "Evicted"}
         ({"containerStatuses": [ended(AT, 137)]}, "unknown", "low", "restart", "SIGKILL"),
     ],
 )  # fmt: skip
-async def test_a_status_proves_what_it_names(
+async def test_a_pod_status_proves_what_it_names(
     status: dict[str, Any], cause: str, confidence: str, advice: str, said: str
 ) -> None:
-    """With the confidence that follows from it, and no more."""
+    """It has the confidence that follows from the status, and no more."""
     cluster = Cluster()
     if "conditions" not in status and "containerStatuses" not in status:
         status["containerStatuses"] = [ended(AT, 137)]
@@ -168,10 +168,10 @@ async def test_a_status_proves_what_it_names(
          "node", "medium"),
     ],
 )  # fmt: skip
-async def test_a_job_that_does_not_start_is_told_as_such(
+async def test_a_job_that_does_not_start_is_reported_as_such(
     reason: str, message: str, cause: str, confidence: str
 ) -> None:
-    """After a minute in which it could have passed. Nobody is told to restart it from a checkpoint."""
+    """The report comes after a minute in which it could have passed. No restart from a checkpoint is advised."""
     cluster = Cluster()
     cluster.change(pod(AT, phase="Pending", containerStatuses=[waiting(reason, message)]))
     await cluster.look(30)
@@ -183,8 +183,8 @@ async def test_a_job_that_does_not_start_is_told_as_such(
 
 
 @pytest.mark.parametrize("has_condition", [True, False])
-async def test_a_container_whose_last_end_nobody_saw_still_waits_for_its_image(has_condition: bool) -> None:
-    """After a restart of its node the kubelet states no time of the end. The job may have run for days."""
+async def test_a_container_whose_last_exit_was_not_seen_still_waits_for_its_image(has_condition: bool) -> None:
+    """After a node restart the kubelet states no time of the exit. The job may have run for days."""
     cluster = Cluster()
     unseen = {"terminated": {"reason": "ContainerStatusUnknown", "exitCode": 137, "finishedAt": None}}
     placed_at = AT - timedelta(days=3) if has_condition else AT
@@ -197,8 +197,8 @@ async def test_a_container_whose_last_end_nobody_saw_still_waits_for_its_image(h
     assert [(fault.reason, fault.at) for fault in faults] == [("ImagePullBackOff", AT)]
 
 
-async def test_an_image_that_comes_after_all_is_no_failure() -> None:
-    """The registry was away for a moment."""
+async def test_an_image_that_arrives_late_is_no_failure() -> None:
+    """The registry was unavailable for a moment."""
     cluster = Cluster()
     cluster.change(pod(AT, phase="Pending", containerStatuses=[waiting("ErrImagePull", "503 Service Unavailable")]))
     await cluster.look(30)
@@ -207,7 +207,7 @@ async def test_an_image_that_comes_after_all_is_no_failure() -> None:
     assert await cluster.verdicts() == []
 
 
-async def test_a_pod_that_went_while_nobody_watched_does_not_wait_any_more() -> None:
+async def test_a_pod_removed_while_no_watch_ran_does_not_wait_any_more() -> None:
     """What happened to another one stays known."""
     cluster = Cluster()
     cluster.change(pod(AT, phase="Pending", containerStatuses=[waiting("ErrImagePull", "llm:v9: not found")]))
@@ -217,7 +217,7 @@ async def test_a_pod_that_went_while_nobody_watched_does_not_wait_any_more() -> 
     assert [fault.pod for fault in faults] == ["other"]
 
 
-async def test_the_back_off_keeps_what_the_pull_said() -> None:
+async def test_the_back_off_keeps_the_message_of_the_pull() -> None:
     """Releases before 1.31 do not repeat it."""
     cluster = Cluster()
     cluster.change(pod(AT, phase="Pending", containerStatuses=[waiting("ErrImagePull", "llm:v9: not found")]))
@@ -225,8 +225,8 @@ async def test_the_back_off_keeps_what_the_pull_said() -> None:
     assert (await cluster.verdict(70))["cause"] == "code"
 
 
-async def test_a_volume_that_is_not_mounted_is_found_by_its_events() -> None:
-    """The status only says that the container is being created."""
+async def test_a_volume_that_is_not_mounted_is_detected_from_its_events() -> None:
+    """The status only states that the container is being created."""
     cluster = Cluster()
     stuck = pod(AT, phase="Pending", containerStatuses=[waiting("ContainerCreating")])
     cluster.change(stuck)
@@ -264,8 +264,8 @@ async def test_a_volume_that_is_not_mounted_is_found_by_its_events() -> None:
         pod(START, reason="FromTheFuture", message="x", conditions="of another form", containerStatuses=[7, None]),
     ],
 )
-async def test_what_ends_no_training_makes_no_verdict(changed: Object) -> None:
-    """Of another container, of another kind of job, or with success."""
+async def test_container_exits_that_end_no_training_make_no_verdict(changed: Object) -> None:
+    """They are of another container, of another kind of job, or successful."""
     cluster = Cluster()
     cluster.change(changed)
     await cluster.look(10)
@@ -273,8 +273,8 @@ async def test_what_ends_no_training_makes_no_verdict(changed: Object) -> None:
     assert await cluster.verdicts() == []
 
 
-async def test_a_pod_that_somebody_deleted_was_not_killed_by_a_fault() -> None:
-    """After the deletion was asked for, with its grace. An earlier end counts."""
+async def test_a_deleted_pod_was_not_killed_by_a_fault() -> None:
+    """Its exit follows the deletion request, with its grace period. An earlier exit counts."""
     cluster = Cluster()
     deleted = pod(START, containerStatuses=[ended(AT, 137)])
     metadata = {**deleted["metadata"], "deletionTimestamp": pods.written(AT), "deletionGracePeriodSeconds": 20}
@@ -286,7 +286,7 @@ async def test_a_pod_that_somebody_deleted_was_not_killed_by_a_fault() -> None:
     assert "SIGKILL" in (await cluster.verdict())["summary"]
 
 
-async def test_a_health_check_of_the_servers_own_is_no_training() -> None:
+async def test_a_health_check_pod_of_the_server_is_no_training() -> None:
     """Its pods have GPUs, and the run in their annotations."""
     cluster = Cluster()
     own = pod(START, labels={"job-name": "llm-7"}, containerStatuses=[ended(AT, 1)])
@@ -295,7 +295,7 @@ async def test_a_health_check_of_the_servers_own_is_no_training() -> None:
     assert await cluster.verdicts() == []
 
 
-async def test_a_job_that_goes_on_stepping_has_not_failed() -> None:
+async def test_a_job_that_keeps_stepping_has_not_failed() -> None:
     """It has lost a pod, and is elastic."""
     cluster = Cluster()
 
@@ -312,7 +312,7 @@ async def test_a_job_that_goes_on_stepping_has_not_failed() -> None:
 
 
 async def test_a_container_that_ends_with_its_job_has_not_failed() -> None:
-    """The job has said that it ended."""
+    """The job has reported its end."""
     cluster = Cluster()
     life = JobLife("llm-7", LifeState.ENDED, AT)
     await cluster.store.transact(lambda tx: tx.save_job_lives([life]))
@@ -335,16 +335,16 @@ async def test_a_container_that_ends_with_its_job_has_not_failed() -> None:
         (None, False, (), ("team-a", "evil"), [False, False]),
     ],
 )
-def test_a_label_alone_makes_no_pod_a_jobs(
+def test_a_label_alone_does_not_assign_a_pod_to_a_job(
     namespace: str | None, is_known: bool, places: tuple[str, ...], namespaces: tuple[str, ...], expected: list[bool]
 ) -> None:
-    """Its namespace has to be the job's, or the job to have been there, or nobody else to say the same."""
+    """Its namespace must be the job's, or the job known there, or no other job claim the same."""
     is_own = own_pod_test(namespace, is_known, places, namespaces)
     assert [is_own("team-a", "llm-7-worker-0", "gpu-11"), is_own("evil", "x", "gpu-99")] == expected
 
 
 async def test_another_tenants_pod_with_the_jobs_name_makes_no_verdict_on_it() -> None:
-    """Whether the job is connected or only its pods are known."""
+    """This holds whether the job is connected or only its pods are known."""
     for is_connected in (True, False):
         cluster = Cluster()
         cluster.change(pod(START))
@@ -369,7 +369,7 @@ async def connected(cluster: Cluster, *nodes: str) -> None:
 
 
 async def test_the_ranks_of_a_pod_are_those_of_its_node() -> None:
-    """And where several pods of the job are on a node, those that name their pod."""
+    """Where several pods of the job are on a node, they are those that name their pod."""
     cluster = Cluster()
     await connected(cluster, "gpu-10", "gpu-11")
     cluster.change(pod(START, name="llm-7-worker-9", node="gpu-10"))
@@ -382,7 +382,7 @@ async def test_the_ranks_of_a_pod_are_those_of_its_node() -> None:
     assert (await cluster.verdict())["ranks"] == [2, 3]
 
 
-async def test_what_the_others_print_then_makes_a_proof_no_weaker() -> None:
+async def test_output_of_the_other_ranks_does_not_weaken_a_proof() -> None:
     """They lost their peer."""
     cluster = Cluster()
     await connected(cluster, "gpu-10", "gpu-11")
@@ -398,7 +398,7 @@ async def test_what_the_others_print_then_makes_a_proof_no_weaker() -> None:
     assert (verdict["cause"], verdict["confidence"], verdict["ranks"]) == ("host_memory", "high", [2, 3])
 
 
-async def test_an_event_is_likely_and_names_no_node() -> None:
+async def test_an_event_gives_medium_confidence_and_names_no_node() -> None:
     """An account of the namespace may be able to write it."""
     cluster = Cluster()
     await connected(cluster, "gpu-11")
@@ -412,7 +412,7 @@ async def test_an_event_is_likely_and_names_no_node() -> None:
 
 @pytest.mark.parametrize(("status", "confidence", "node"), [("Unknown", "high", "gpu-11"), ("False", "medium", None)])
 async def test_a_node_that_kubernetes_has_lost_is_named(status: str, confidence: str, node: str | None) -> None:
-    """By its condition, which its kubelet or a controller of the cluster writes."""
+    """It is known by its condition, which its kubelet or a cluster controller writes."""
     cluster = Cluster()
     await connected(cluster, "gpu-11")
     cluster.change(pod(START))
@@ -424,7 +424,7 @@ async def test_a_node_that_kubernetes_has_lost_is_named(status: str, confidence:
 
 
 async def test_a_node_that_was_deleted_while_the_watch_was_down_is_not_blamed() -> None:
-    """The list after the interruption does not have it."""
+    """The list after the interruption does not contain it."""
     cluster = Cluster()
     await connected(cluster, "gpu-11")
     cluster.change(pod(START))
@@ -435,8 +435,8 @@ async def test_a_node_that_was_deleted_while_the_watch_was_down_is_not_blamed() 
     assert not (await cluster.pods.reading("llm-7", lambda *_: True)).not_ready
 
 
-async def test_pods_beyond_those_that_are_kept_are_named_as_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a list has room for all."""
+async def test_pods_beyond_the_limit_are_named_as_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This lasts until a list fits the limit again."""
 
     async def unread(job: str = "llm-7") -> Sequence[str]:
         return (await cluster.pods.reading(job, lambda *_: True)).unread
@@ -474,7 +474,7 @@ async def test_an_earlier_failures_pods_are_not_blamed_again() -> None:
     assert newest.cause == "unknown"
 
 
-async def test_a_new_server_makes_no_second_verdict_of_the_same() -> None:
+async def test_a_new_server_makes_no_second_verdict_on_the_same_failure() -> None:
     """It reads the same pods again."""
     cluster = Cluster()
     failed = pod(START, containerStatuses=[ended(AT, 137, "OOMKilled")])
@@ -499,8 +499,8 @@ async def test_a_new_server_makes_no_second_verdict_of_the_same() -> None:
         (ClusterUnavailable("the Kubernetes API cannot be asked"), "cannot be asked"),
     ],
 )
-async def test_a_verdict_says_what_could_not_be_read(error: Exception, said: str) -> None:
-    """It is made of the status all the same."""
+async def test_a_verdict_states_what_could_not_be_read(error: Exception, said: str) -> None:
+    """It is made from the status all the same."""
     cluster = Cluster()
     cluster.events.error = error
     cluster.pods.answers = False
@@ -512,7 +512,7 @@ async def test_a_verdict_says_what_could_not_be_read(error: Exception, said: str
 
 
 async def test_requests_for_events_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a job, over time, and over all jobs."""
+    """The limits are per job, over time, and over all jobs."""
     monkeypatch.setattr(kubernetes_pods, "MOST_REQUESTS", 10)
     cluster = Cluster()
     for number in range(30):
@@ -528,7 +528,7 @@ async def test_requests_for_events_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_pods_and_faults_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever somebody creates."""
+    """They stay bounded whatever other users create."""
     monkeypatch.setattr(kubernetes_pods, "MOST_WITH_FAULTS", 5)
     cluster = Cluster()
     for number in range(20):
@@ -542,8 +542,8 @@ async def test_pods_and_faults_in_memory_are_bounded(monkeypatch: pytest.MonkeyP
     assert cluster.pods.faults() == {}
 
 
-async def test_more_events_than_are_read_are_not_hidden() -> None:
-    """The verdict says that there are more."""
+async def test_unread_events_are_not_hidden() -> None:
+    """The verdict states that there are more events than were read."""
     cluster = Cluster()
     cluster.events.has_more = True
     cluster.change(pod(START, containerStatuses=[ended(AT, 137, "OOMKilled")]))

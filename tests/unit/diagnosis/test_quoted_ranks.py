@@ -40,7 +40,7 @@ def verdict_on(directory: Path, log: str) -> Verdict:
 def test_the_quoted_exception_is_named_and_no_rank_of_the_job(
     prefix: str, call: str, error: str, cause: CauseClass, tmp_path: Path
 ) -> None:
-    """Neither the rank that prints it, nor the checkpoint as such: the number is that of the checkpoint's group."""
+    """Neither the printing rank nor the checkpoint is blamed: the number is of the checkpoint's group."""
     verdict = verdict_on(tmp_path, SHARED.format(p=prefix, call=call, error=error))
     assert (verdict.cause, verdict.ranks, verdict.confidence) == (cause, (), Confidence.MEDIUM)
     assert error.rstrip(".") in verdict.summary
@@ -48,7 +48,7 @@ def test_the_quoted_exception_is_named_and_no_rank_of_the_job(
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank0]: "])
-def test_a_training_that_goes_on_survives_a_quoted_exception(prefix: str, tmp_path: Path) -> None:
+def test_a_training_that_continues_survives_a_quoted_exception(prefix: str, tmp_path: Path) -> None:
     shared = SHARED.format(p=prefix, call="save", error="OSError: [Errno 28] No space left on device")
     steps = [f"{prefix}step {step} loss {2 - step / 1000}\n" for step in range(100, 900, 100)]
     assert verdict_on(tmp_path, "".join([steps[0], shared, *steps[1:5]])).confidence is Confidence.MEDIUM
@@ -56,7 +56,7 @@ def test_a_training_that_goes_on_survives_a_quoted_exception(prefix: str, tmp_pa
 
 
 def test_the_rank_that_prints_the_exception_itself_is_named(tmp_path: Path) -> None:
-    """Whatever its number in the checkpoint's group."""
+    """This holds whatever its number in the checkpoint's group."""
     error = "OSError: [Errno 28] No space left on device"
     own = '[rank11]: Traceback (most recent call last):\n[rank11]:   File "/app/run.py", line 60, in save\n'
     verdict = verdict_on(
@@ -66,7 +66,7 @@ def test_the_rank_that_prints_the_exception_itself_is_named(tmp_path: Path) -> N
     assert (verdict.cause, verdict.ranks) == (CauseClass.STORAGE, (11,))
 
 
-def test_a_rank_that_lost_the_maker_of_the_identifier_does_not_hang(tmp_path: Path) -> None:
+def test_a_rank_that_lost_the_creator_of_the_nccl_id_does_not_hang(tmp_path: Path) -> None:
     got = (
         "[5] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', "
     )
@@ -75,7 +75,7 @@ def test_a_rank_that_lost_the_maker_of_the_identifier_does_not_hang(tmp_path: Pa
     assert verdict_on(tmp_path, f"{lost}wait timeout after 600000ms\n").cause is CauseClass.HANG
 
 
-def test_a_traceback_without_its_end_says_less_than_a_failed_request(tmp_path: Path) -> None:
+def test_a_truncated_traceback_is_weaker_than_a_failed_request(tmp_path: Path) -> None:
     retried = "wandb: Network error (ConnectTimeout), entering retry loop.\n"
     cut = 'Traceback (most recent call last):\n  File "/app/run.py", line 3, in <module>\n    start()\n'
     verdict = verdict_on(tmp_path, retried + cut)
@@ -90,7 +90,7 @@ def test_an_exception_that_refers_to_a_worker_is_no_cause(tmp_path: Path) -> Non
     assert verdict_on(tmp_path, raised).cause is CauseClass.UNKNOWN
 
 
-def test_a_call_that_cuda_refuses_nccl_blames_no_gpu(tmp_path: Path) -> None:
+def test_an_invalid_cuda_argument_reported_by_nccl_blames_no_gpu(tmp_path: Path) -> None:
     warned = "gpu-3:2211:2345 [3] include/alloc.h:102 NCCL WARN Cuda failure 1 'invalid argument'\n"
     verdict = verdict_on(tmp_path, warned)
     assert (verdict.cause, verdict.confidence) == (CauseClass.CODE, Confidence.LOW)

@@ -58,7 +58,7 @@ def bombs(directory: Path, first: int, count: int, members: int = 16) -> None:
     ids=["seconds", "memory"],
 )
 def test_packed_files_are_unpacked_within_the_limits(tmp_path: Path, machine: Machine, kind: LimitKind) -> None:
-    """What was read before counts, and what was not is named with the limit."""
+    """What was read before counts, and what was not read is named with the limit."""
     (tmp_path / "rank2.log").write_bytes(OOM)
     bombs(tmp_path, 3, 6)
     found = diagnose_folder(tmp_path, shipped_rules(), limits=machine.limits())
@@ -67,15 +67,15 @@ def test_packed_files_are_unpacked_within_the_limits(tmp_path: Path, machine: Ma
     assert "limit" in found.left_out["rank8.log.gz"]
 
 
-def test_a_limit_before_the_first_file_is_the_error(tmp_path: Path) -> None:
-    """The folder is not called empty."""
+def test_a_limit_reached_before_the_first_file_is_the_error(tmp_path: Path) -> None:
+    """The folder is not reported as empty."""
     (tmp_path / "rank2.log").write_bytes(OOM)
     with pytest.raises(ConfigurationError, match="the limit of 0 s was reached before a file was read"):
         diagnose_folder(tmp_path, shipped_rules(), limits=ReadingLimits(0))
 
 
-def test_a_limit_stays_reached() -> None:
-    """So that all that is left out has the same reason."""
+def test_a_reached_limit_stays_reached() -> None:
+    """So everything that is left out has the same reason."""
     machine = Machine(step=60.0)
     limits = machine.limits()
     limits.check()
@@ -88,7 +88,7 @@ def test_a_limit_stays_reached() -> None:
 
 
 def test_the_command_states_the_limit_that_was_reached(tmp_path: Path) -> None:
-    """In text and in JSON, with the option that sets it."""
+    """It does so in text and in JSON, with the option that sets the limit."""
     bombs(tmp_path, 0, 40, 128)
     (tmp_path / "a.log").write_bytes(OOM)
     base = ["diagnose", "--dir", str(tmp_path), "--limit-seconds", "3"]
@@ -99,8 +99,8 @@ def test_the_command_states_the_limit_that_was_reached(tmp_path: Path) -> None:
     assert found["left_out"]
 
 
-def test_what_never_ends_is_not_opened(tmp_path: Path) -> None:
-    """A pipe, a link to a device and a socket; the logs beside them are read."""
+def test_endless_files_are_not_opened(tmp_path: Path) -> None:
+    """They are a pipe, a link to a device and a socket; the logs next to them are read."""
     (tmp_path / "rank2.log").write_bytes(OOM)
     os.mkfifo(tmp_path / "rank3.log")
     (tmp_path / "rank4.log").symlink_to("/dev/zero")
@@ -110,15 +110,15 @@ def test_what_never_ends_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_a_dump_whose_groups_share_one_list_is_refused_by_its_total(tmp_path: Path) -> None:
-    """90 KB are four million members; the dump beside it is read."""
+    """90 KB unpack to four million members; the dump next to it is read."""
     raw = expanding_dump()
     assert len(raw) < 200_000
     (answer,) = dump_reader.read_raw([(0, raw)])
     assert answer == f"its process groups have over {MOST_MEMBERS:,} ranks together, which is the limit"
 
 
-def test_what_the_reader_answers_is_bounded_where_it_is_taken() -> None:
-    """A dump within the totals, whose answer is longer than the agent takes, is refused, and the next one is read."""
+def test_the_reader_output_is_bounded_by_its_receiver() -> None:
+    """A dump whose output exceeds what the agent accepts is refused, and the next one is read."""
     large, small = expanding_dump(900), expanding_dump(1)
     answers = dump_reader.read_raw([(0, large), (1, small)], longest_answer=MIB)
     assert answers[0] == "it has too many open collectives"
@@ -136,8 +136,8 @@ print(len(dumps), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_many_dumps_that_expand_take_bounded_memory(tmp_path: Path) -> None:
-    """Groups that dumps have alike are held once. Held apart, these eight take 220 MiB."""
+def test_many_expanding_dumps_take_bounded_memory(tmp_path: Path) -> None:
+    """Groups that dumps have in common are stored once. Stored separately, these eight take 220 MiB."""
     for rank in range(8):
         (tmp_path / f"_dump_{rank}").write_bytes(expanding_dump(700))
     done = subprocess.run(
@@ -148,7 +148,7 @@ def test_many_dumps_that_expand_take_bounded_memory(tmp_path: Path) -> None:
     assert grown < 150 * 1024
 
 
-def test_texts_of_a_dump_are_held_once() -> None:
+def test_texts_of_a_dump_are_stored_once() -> None:
     """Operations repeat in each rank and each entry."""
     entry = {"collective_seq_id": 1, "process_group": ("0", "default_pg"), "profiling_name": "nccl:all_reduce"}
     raw = pickle.dumps({"entries": [{**entry, "collective_seq_id": number} for number in range(5)], "pg_config": {}})

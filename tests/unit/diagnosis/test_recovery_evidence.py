@@ -24,7 +24,7 @@ def finding(name: str, cause: CauseClass, at: Line) -> Finding:
 
 
 def test_a_line_without_a_rank_counts_once_for_an_earlier_finding() -> None:
-    """The block of another rank, recognised two lines later, has them counted for itself alone."""
+    """The block of another rank, recognised two lines later, has the lines counted for itself alone."""
     evidence = RecoveryEvidence()
     first, second = line(1, "ValueError: a", rank=0), line(2, "ValueError: b", rank=1)
     evidence.take_findings(first, [finding("first", CauseClass.CODE, first)])
@@ -36,8 +36,8 @@ def test_a_line_without_a_rank_counts_once_for_an_earlier_finding() -> None:
     assert evidence.followed == {"first": 1, "second": 1}
 
 
-def test_a_finite_step_counts_once_for_earlier_wrong_numbers() -> None:
-    """Ten of them show that the numbers have recovered, and six that are read again do not."""
+def test_a_finite_step_counts_once_for_earlier_non_finite_numbers() -> None:
+    """Ten of them show that the numbers have recovered; six that are read again do not."""
     evidence = RecoveryEvidence()
     nan, late = line(1, "loss is nan", rank=0), line(2, "ValueError: b", rank=0)
     evidence.take_findings(nan, [finding("nan", CauseClass.NUMERICS, nan)])

@@ -70,8 +70,8 @@ class Reports:
         self.world.present_launchers = [Presence("mt-5", self.world.clock.now(), details)]
 
 
-async def test_a_failure_of_which_nothing_was_read_has_a_verdict() -> None:
-    """Five seconds after the report, and what ended the process is all that it says."""
+async def test_a_failure_without_any_read_lines_has_a_verdict() -> None:
+    """It comes five seconds after the report, and states only what ended the process."""
     reports = Reports()
     await reports.say("job_failed", 1, **KILLED)
     await reports.world.look(4)
@@ -83,7 +83,7 @@ async def test_a_failure_of_which_nothing_was_read_has_a_verdict() -> None:
     assert "node-1" in alert.annotations["summary"]
 
 
-async def test_a_reported_error_of_which_nothing_was_read_is_waited_for() -> None:
+async def test_the_lines_of_a_reported_error_are_waited_for() -> None:
     """The alert keeps the cause that it begins with, and an agent on a busy node reads late."""
     reports = Reports()
     await reports.say("job_failed", 1, status=1, error="KeyError", reason="the job ended with exit code 1 (KeyError)")
@@ -99,7 +99,7 @@ async def test_a_reported_error_of_which_nothing_was_read_is_waited_for() -> Non
 
 
 async def test_each_attempt_has_its_own_verdict_from_its_own_lines() -> None:
-    """Three within seconds, of which one printed nothing; and a server that starts anew makes none twice."""
+    """There are three within seconds, one without output; a server that restarts makes no verdict twice."""
     reports = Reports()
     for attempt in (1, 2, 3):
         if attempt != 2:
@@ -116,8 +116,8 @@ async def test_each_attempt_has_its_own_verdict_from_its_own_lines() -> None:
     assert len(await reports.verdicts()) == 3
 
 
-async def test_reports_that_were_read_at_once_are_told_apart() -> None:
-    """The server was away for as long as three attempts took."""
+async def test_reports_that_were_read_at_once_are_distinguished() -> None:
+    """The server was unavailable for as long as three attempts took."""
     reports = Reports()
     for attempt in (1, 2, 3):
         await reports.say("job_failed", attempt, **KILLED)
@@ -128,7 +128,7 @@ async def test_reports_that_were_read_at_once_are_told_apart() -> None:
     assert newest.plain["same_before"] == 2
 
 
-async def test_a_findings_attempt_joins_no_failures_without_numbers() -> None:
+async def test_a_finding_of_a_numbered_attempt_joins_no_unnumbered_failures() -> None:
     reports = Reports()
     await reports.raise_(1)
     await reports.say("job_failed", None, reason="its process ended by OSError")
@@ -141,7 +141,7 @@ async def test_a_findings_attempt_joins_no_failures_without_numbers() -> None:
 
 
 async def test_two_failures_of_a_job_without_numbered_attempts_have_a_verdict_each() -> None:
-    """It was started again, and failed within the time of the first one's updates."""
+    """The job was started again, and failed within the time of the first verdict's updates."""
     reports = Reports()
     await reports.say("job_failed", None, reason="its process ended by OSError")
     await reports.world.look(6)
@@ -153,8 +153,8 @@ async def test_two_failures_of_a_job_without_numbered_attempts_have_a_verdict_ea
     assert lines == ["its process ended by KeyError", "its process ended by OSError"]
 
 
-async def test_the_kernel_says_why_a_plain_program_was_killed() -> None:
-    """Its process is known by the launcher's report alone: no SDK was loaded, and no table was printed."""
+async def test_the_kernel_states_why_a_plain_program_was_killed() -> None:
+    """Only the launcher's report identifies its process: no SDK was loaded, and no table was printed."""
     reports = Reports()
     members: dict[str, Any] = {"rule": "host-oom", "role": Role.ROOT, "cause": CauseClass.HOST_MEMORY}
     for finding_id, pid in (("neighbour", "77"), ("own", "812")):
@@ -176,7 +176,7 @@ async def test_the_kernel_says_why_a_plain_program_was_killed() -> None:
 
 
 async def test_a_file_that_names_the_job_counts_on_the_node_of_its_launcher() -> None:
-    """A job of two seconds is over before the server knows that it was there. Another node's file proves nothing."""
+    """A job of two seconds ends before the server knows it. Another node's file proves nothing."""
     for node, cause in (("node-1", "code"), ("node-2", "unknown")):
         reports = Reports()
         await reports.raise_(
@@ -190,7 +190,7 @@ async def test_a_file_that_names_the_job_counts_on_the_node_of_its_launcher() ->
         assert [each[1] for each in await reports.verdicts()] == [cause]
 
 
-async def test_what_a_job_printed_that_ended_well_is_no_failure() -> None:
+async def test_output_of_a_job_that_ended_successfully_is_no_failure() -> None:
     """Its last lines are read after its launcher has reported the end."""
     reports = Reports()
     reports.launcher()
@@ -207,8 +207,8 @@ async def test_what_a_job_printed_that_ended_well_is_no_failure() -> None:
     assert (await reports.verdicts(), reports.world.told) == ([], [])
 
 
-async def test_what_a_job_prints_whose_launcher_runs_on_is_no_failure() -> None:
-    """A program can print the table of another launcher. Where the launcher is gone too, the lines count."""
+async def test_output_of_a_job_whose_launcher_still_runs_is_no_failure() -> None:
+    """A program can print another launcher's table. Where the launcher is gone too, the lines count."""
     reports = Reports()
     origin = Origin("launcher", "node-1", job="mt-5", attempt=1)
     reports.launcher()
@@ -225,8 +225,8 @@ async def test_what_a_job_prints_whose_launcher_runs_on_is_no_failure() -> None:
     assert [cause for _, cause, _ in await reports.verdicts()] == ["hang"]
 
 
-async def test_a_job_whose_steps_stop_hangs_though_its_launcher_is_there() -> None:
-    """Told by its presence; ten minutes later its launcher ends it, which is the same failure."""
+async def test_a_job_whose_steps_stop_hangs_though_its_launcher_is_running() -> None:
+    """Its presence shows that; ten minutes later its launcher ends it, which is the same failure."""
     reports = Reports()
     world = reports.world
     for step in range(1, 8):
@@ -246,7 +246,7 @@ async def test_a_job_whose_steps_stop_hangs_though_its_launcher_is_there() -> No
 
 
 async def test_a_hang_that_the_launcher_ended_is_a_hang() -> None:
-    """How the ranks ended then, and that somebody ended them, says nothing."""
+    """How the ranks then ended, and that they were terminated, is no evidence."""
     reports = Reports()
     await reports.world.find(
         "stopped",
@@ -263,8 +263,8 @@ async def test_a_hang_that_the_launcher_ended_is_a_hang() -> None:
 
 
 @pytest.mark.parametrize(("attempt", "who"), [(1, "its launcher"), (None, "the job")])
-async def test_a_report_that_says_no_status_is_a_failure_too(attempt: int | None, who: str) -> None:
-    """Of a launcher of an earlier release, and of a job that nobody launches."""
+async def test_a_report_without_a_status_is_a_failure_too(attempt: int | None, who: str) -> None:
+    """It comes from a launcher of an earlier release, or from a job without a launcher."""
     reports = Reports()
     await reports.say("job_failed", attempt, reason="its process ended by OSError")
     await reports.world.look(6)
@@ -274,7 +274,7 @@ async def test_a_report_that_says_no_status_is_a_failure_too(attempt: int | None
 
 
 async def test_a_verdict_keeps_the_node_that_its_report_names() -> None:
-    """The ranks of the next attempt are on other nodes, which the job says before the verdict is made for good."""
+    """The next attempt's ranks are on other nodes, which the job reports before the verdict is final."""
     reports = Reports()
     world = reports.world
 
@@ -293,7 +293,7 @@ async def test_a_verdict_keeps_the_node_that_its_report_names() -> None:
     assert "node-2" not in str(verdict.plain)
 
 
-async def test_a_launcher_whose_ranks_lost_another_one_names_no_first_rank() -> None:
+async def test_a_launcher_whose_ranks_lost_a_remote_rank_names_no_first_rank() -> None:
     """The process that failed first was on another node, whose launcher does not speak for the job."""
     reports = Reports()
     await reports.say("job_failed", 1, error="RuntimeError", reason="rank 1 lost another rank (RuntimeError)")
@@ -304,7 +304,7 @@ async def test_a_launcher_whose_ranks_lost_another_one_names_no_first_rank() -> 
 
 
 async def test_a_launcher_that_gives_up_reports_no_second_failure() -> None:
-    """Unless there was none: the command of a further attempt cannot be started."""
+    """It reports one only if there was none: the command of a further attempt cannot be started."""
     reports = Reports()
     await reports.say("job_failed", 1, **KILLED)
     await reports.say("job_gone", 1, reason="it has failed once without progress, and --retries is 0")
@@ -319,8 +319,8 @@ async def test_a_launcher_that_gives_up_reports_no_second_failure() -> None:
     assert len(await reports.verdicts()) == 2
 
 
-async def test_the_alert_of_a_failure_ends_when_the_job_has_ended_well() -> None:
-    """Its next attempt did. A failure after that fires again."""
+async def test_the_alert_of_a_failure_ends_when_the_job_has_succeeded() -> None:
+    """Its next attempt succeeded. A failure after that fires again."""
     reports = Reports()
     await reports.say("job_failed", 1, **KILLED)
     await reports.world.look(6)
@@ -334,16 +334,16 @@ async def test_the_alert_of_a_failure_ends_when_the_job_has_ended_well() -> None
     assert reports.world.told[-1].status is AlertStatus.FIRING
 
 
-async def test_a_report_of_hours_ago_is_not_diagnosed() -> None:
-    """As a failure of which findings tell."""
+async def test_a_report_that_is_hours_old_is_not_diagnosed() -> None:
+    """A failure that is known from findings is treated in the same way."""
     reports = Reports()
     await reports.say("job_failed", 1, **KILLED)
     await reports.world.look(2 * 3600)
     assert await reports.verdicts() == []
 
 
-def test_a_verdict_counts_for_the_report_of_its_own_attempt_alone() -> None:
-    """Not one of before the report before it, and not one after which the job stepped."""
+def test_a_verdict_applies_only_to_the_report_of_its_own_attempt() -> None:
+    """A verdict from before the previous report, or after which the job stepped, does not count."""
     world = World()
     now = world.clock.now()
     verdict = KnownVerdict("v1", "mt-5", 1, now, now, "hang", "low", None, "hang", {})

@@ -114,8 +114,8 @@ def is_wrong(verdict: Verdict, truth: Mapping[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_what_happened_is_said(name: str, tmp_path: Path) -> None:
-    """As far as the scene's files tell it; and what is said with high confidence is true."""
+def test_what_happened_is_stated(name: str, tmp_path: Path) -> None:
+    """It is stated as far as the scene's files show it; what has high confidence is true."""
     scene = SCENES[name]
     verdict = diagnosed(scene, tmp_path)
     plain = verdict.plain()
@@ -125,8 +125,8 @@ def test_what_happened_is_said(name: str, tmp_path: Path) -> None:
     assert verdict.node is None or verdict.confidence is Confidence.HIGH
 
 
-def test_what_is_named_with_high_confidence_is_never_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Over all scenes, and over each of them with any one of its files gone. The shares by confidence are printed."""
+def test_a_cause_named_with_high_confidence_is_never_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """This covers all scenes, and each with any one of its files missing. The shares are printed."""
     named = can_be = sure = wrong = total = 0
     reliability: Counter[tuple[Confidence, str]] = Counter()
     for name, scene in SCENES.items():
@@ -170,8 +170,8 @@ def _with_one_gone(files: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield {path: lines for path, lines in files.items() if path != lost}
 
 
-def test_the_verdict_is_told_by_the_kill_of_its_own_process(tmp_path: Path) -> None:
-    """And not by that of a neighbour which came first."""
+def test_the_verdict_follows_from_the_kill_of_its_own_process(tmp_path: Path) -> None:
+    """It does not follow from an earlier kill of a neighbour."""
     name = "the kernel kills a neighbour first, is held up itself, and then kills a rank"
     verdict = diagnosed(SCENES[name], tmp_path)
     assert "Killed process 2630" in verdict.summary

@@ -44,7 +44,7 @@ KILLED = ROW.format(
 
 
 @pytest.mark.parametrize("prefix", ["", "node-1: "])
-def test_a_traceback_in_a_table_stands_for_no_prefix(prefix: str) -> None:
+def test_a_traceback_in_a_table_is_not_used_as_a_prefix(prefix: str) -> None:
     """The tables of several ranks stay whole, and no bare heading of a traceback is left over."""
     raw = "".join(f"{prefix}{text}\n" for text in table(KILLED, victim(1, 1), victim(2, 3)).splitlines())
     texts = [each.text for each in lines(raw.encode())]
@@ -52,7 +52,7 @@ def test_a_traceback_in_a_table_stands_for_no_prefix(prefix: str) -> None:
     assert any("exitcode  : -9" in text and "Signal 9" in text for text in texts) or prefix
 
 
-def test_victims_tracebacks_in_a_table_accuse_nobody(tmp_path: Path) -> None:
+def test_victims_tracebacks_in_a_table_blame_no_rank(tmp_path: Path) -> None:
     """A rank was killed, and the table has the tracebacks of those that lost it."""
     (tmp_path / "slurm-1.out").write_text(table(KILLED, victim(1, 1), victim(2, 3)))
     (attempt,) = diagnose_folder(tmp_path, shipped_rules()).attempts
@@ -60,8 +60,8 @@ def test_victims_tracebacks_in_a_table_accuse_nobody(tmp_path: Path) -> None:
     assert attempt.verdict.confidence is Confidence.LOW
 
 
-def test_the_exception_of_the_root_cause_is_told(tmp_path: Path) -> None:
-    """Where the table is all there is."""
+def test_the_exception_of_the_root_cause_is_reported(tmp_path: Path) -> None:
+    """The table is the only source."""
     raised = RAISED.format(error="KeyError: 'labels'")
     root = ROW.format(number=0, rank=2, code="1 (pid: 12)", file="/e.json", said=raised)
     (tmp_path / "slurm-1.out").write_text(table(root, victim(1, 1)))
@@ -70,8 +70,8 @@ def test_the_exception_of_the_root_cause_is_told(tmp_path: Path) -> None:
     assert (attempt.verdict.cause, attempt.verdict.confidence) == (CauseClass.CODE, Confidence.MEDIUM)
 
 
-def test_an_exception_in_the_table_is_no_second_witness(tmp_path: Path) -> None:
-    """Of what a rank's log says already."""
+def test_an_exception_in_the_table_is_no_second_evidence_source(tmp_path: Path) -> None:
+    """A rank's log states it already."""
     raised = RAISED.format(error="KeyError: 'labels'")
     root = ROW.format(number=0, rank=2, code="1 (pid: 12)", file="/e.json", said=raised)
     (tmp_path / "slurm-1.out").write_text("[rank2]: KeyError: 'labels'\n" + table(root, victim(1, 1)))

@@ -29,19 +29,19 @@ def verdict(directory: Path, *lines: str) -> Verdict:
 
 
 def test_the_rank_with_another_operation_is_named(tmp_path: Path) -> None:
-    """Of three in one group, and of one number."""
+    """It is one of three in one group, under one number."""
     made = verdict(tmp_path, wait(0, 70), wait(1, 70), wait(2, 70, "BROADCAST"))
     assert (made.cause, made.confidence, made.ranks) == (CauseClass.CODE, "high", (2,))
 
 
 def test_another_size_is_another_collective(tmp_path: Path) -> None:
-    """The same number and operation, and more elements on one rank."""
+    """Number and operation are the same, and one rank has more elements."""
     made = verdict(tmp_path, wait(0, 70), wait(1, 70, size=4096), wait(2, 70))
     assert (made.cause, made.ranks) == (CauseClass.CODE, (1,))
 
 
-def test_two_ranks_far_apart_are_both_named(tmp_path: Path) -> None:
-    """Nothing says which of them is right; without the group's name it is no more than likely."""
+def test_two_differing_ranks_are_both_named(tmp_path: Path) -> None:
+    """Nothing shows which one is right; without the group's name the confidence is not high."""
     made = verdict(tmp_path, wait(1, 313, "_ALLGATHER_BASE", 4096, group=""), wait(0, 315, group=""))
     assert (made.cause, made.confidence, made.ranks) == (CauseClass.CODE, "medium", (0, 1))
 
@@ -56,13 +56,13 @@ def test_two_ranks_far_apart_are_both_named(tmp_path: Path) -> None:
         [wait(0, 70, group="PG ID 0 "), wait(1, 912, "BROADCAST", group="PG ID 3 ")],
     ],
 )
-def test_ranks_that_wait_alike_accuse_nobody(waits: list[str], tmp_path: Path) -> None:
-    """A hang, and its victims."""
+def test_ranks_that_wait_alike_blame_no_rank(waits: list[str], tmp_path: Path) -> None:
+    """The case is a hang, and its victims."""
     assert verdict(tmp_path, *waits).cause is CauseClass.HANG
 
 
-def test_who_did_not_join_is_named(tmp_path: Path) -> None:
-    """By the report of the watchdog, which has compared all ranks."""
+def test_the_rank_that_did_not_join_is_named(tmp_path: Path) -> None:
+    """The watchdog's report names it, which has compared all ranks."""
     report = "\t   - [3] finished collective #729, but didn't join collective #730 (count from 1)"
     made = verdict(tmp_path, wait(0, 730), wait(1, 730), report)
     assert (made.cause, made.ranks) == (CauseClass.HANG, (3,))

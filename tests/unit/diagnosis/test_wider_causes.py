@@ -38,9 +38,7 @@ def verdict_on(directory: Path, text: str, name: str = "train.log") -> Verdict:
         ("ActorDiedError", "ray.exceptions.ActorDiedError: The actor died.", CauseClass.UNKNOWN),
     ],
 )
-def test_the_exception_that_ray_passes_on_is_read(
-    name: str, last: str, cause: str, prefix: str, tmp_path: Path
-) -> None:
+def test_an_exception_forwarded_by_ray_is_read(name: str, last: str, cause: str, prefix: str, tmp_path: Path) -> None:
     """Its traceback is below Ray's line, with or without a heading."""
     text = "".join(f"{prefix}{line}\n" for line in RAY.format(name=name, last=last).splitlines())
     assert verdict_on(tmp_path / "bare", text).cause == cause
@@ -48,8 +46,8 @@ def test_the_exception_that_ray_passes_on_is_read(
     assert verdict_on(tmp_path / "headed", heading + text).cause == cause
 
 
-def test_an_exception_that_ray_passes_on_is_known_by_its_first_line(tmp_path: Path) -> None:
-    """If the log ends there."""
+def test_an_exception_forwarded_by_ray_is_recognised_by_its_first_line(tmp_path: Path) -> None:
+    """The log ends there."""
     text = "ray.exceptions.RayTaskError(ReadTimeout): ray::Trainer.step() (pid=91, ip=10.0.0.9)\n"
     assert verdict_on(tmp_path, text).cause is CauseClass.NETWORK
 
@@ -80,8 +78,8 @@ def test_an_exception_that_ray_passes_on_is_known_by_its_first_line(tmp_path: Pa
         ("salloc: error: Node failure on gpu-3\n", CauseClass.NODE, "a machine failed"),
     ],
 )
-def test_a_job_that_did_not_start_is_told_as_such(log: str, cause: CauseClass, words: str, tmp_path: Path) -> None:
-    """The sentence says what was refused, or how many came."""
+def test_a_job_that_did_not_start_is_reported_as_such(log: str, cause: CauseClass, words: str, tmp_path: Path) -> None:
+    """The sentence states what was refused, or how many ranks came."""
     verdict = verdict_on(tmp_path, log)
     assert verdict.cause is cause
     assert words in verdict.summary, verdict.summary
@@ -96,7 +94,7 @@ def test_a_job_that_did_not_start_is_told_as_such(log: str, cause: CauseClass, w
         ("First rerun: unexpected result is not reproducible within the tolerance (2.1 != nan)", CauseClass.GPU),
     ],
 )
-def test_a_step_that_is_still_recomputed_proves_nothing(told: str, cause: CauseClass, tmp_path: Path) -> None:
+def test_a_step_that_is_still_being_recomputed_proves_nothing(told: str, cause: CauseClass, tmp_path: Path) -> None:
     """The log ends before Megatron-LM has a result of another GPU."""
     nan = f"{RERUN}Unexpected result nan on rank 6 at iteration #812 invocation #1 (message='found NaN in loss')\n"
     verdict = verdict_on(tmp_path, nan + f"{WHERE}{told}\n" * bool(told))
@@ -104,8 +102,8 @@ def test_a_step_that_is_still_recomputed_proves_nothing(told: str, cause: CauseC
 
 
 @pytest.mark.parametrize("what", ["Possible transient error!", "Possible persistent error!"])
-def test_a_step_that_comes_out_differently_is_the_gpus(what: str, tmp_path: Path) -> None:
-    """Megatron-LM computed it again; the NaN before it is not the reason."""
+def test_a_step_with_a_different_recomputed_result_is_a_gpu_fault(what: str, tmp_path: Path) -> None:
+    """Megatron-LM computed it again; the NaN before it is not the cause."""
     nan = f"{RERUN}Unexpected result nan on rank 6 at iteration #812 invocation #1 (message='found NaN in loss')\n"
     again = f"{WHERE}First rerun: unexpected result is not reproducible within the tolerance (2.1 != nan)\n"
     verdict = verdict_on(tmp_path, nan + again + f"{WHERE}{what}\n")
@@ -114,15 +112,15 @@ def test_a_step_that_comes_out_differently_is_the_gpus(what: str, tmp_path: Path
     assert verdict.confidence is not Confidence.HIGH
 
 
-def test_a_step_that_comes_out_alike_is_the_trainings(tmp_path: Path) -> None:
-    """On another GPU too, so the numbers are what the program computes."""
+def test_a_step_with_the_same_recomputed_result_is_a_training_fault(tmp_path: Path) -> None:
+    """Another GPU gives it too, so the numbers are what the program computes."""
     nan = f"{RERUN}Unexpected result nan on rank 6 at iteration #812 invocation #1 (message='found NaN in loss')\n"
     told = f"{WHERE}Correct result (but possible Application error)\n"
     verdict = verdict_on(tmp_path, nan + told)
     assert (verdict.cause, verdict.ranks, verdict.confidence) == (CauseClass.NUMERICS, (6,), Confidence.HIGH)
 
 
-def test_what_a_service_kills_is_out_of_memory(tmp_path: Path) -> None:
+def test_a_kill_by_an_oom_service_is_out_of_memory(tmp_path: Path) -> None:
     """earlyoom writes into the journal, as a program."""
     line = 'Aug 04 10:39:10 gpu-3 earlyoom[845]: sending SIGTERM to process 3226 uid 0 "python3": oom_score 1282, VmRSS 2\n'
     verdict = verdict_on(tmp_path, line, "journal-gpu-3.txt")
@@ -131,8 +129,8 @@ def test_what_a_service_kills_is_out_of_memory(tmp_path: Path) -> None:
     assert verdict_on(tmp_path / "other", other, "journal-gpu-3.txt").cause is CauseClass.UNKNOWN
 
 
-def test_corrected_errors_of_a_link_explain_no_exception(tmp_path: Path) -> None:
-    """They are a hint for people who look after the node."""
+def test_corrected_link_errors_explain_no_exception(tmp_path: Path) -> None:
+    """They are a hint for the people who maintain the node."""
     aer = "".join(
         f"[{100 + number / 10:.6f}] pcieport 0000:00:03.1: AER: Corrected error received: 0000:01:00.0\n"
         for number in range(60)
@@ -150,12 +148,12 @@ def test_corrected_errors_of_a_link_explain_no_exception(tmp_path: Path) -> None
         "NCCL WARN Error: failed to extend /dev/shm/nccl-ab12 to 9637892 bytes, error: No space left on device (28)",
     ],
 )
-def test_shared_memory_that_is_full_is_no_disk(line: str, tmp_path: Path) -> None:
+def test_full_shared_memory_is_not_a_full_disk(line: str, tmp_path: Path) -> None:
     """It has 64 MB in a container by default."""
     assert verdict_on(tmp_path, f"{line}\n").cause is CauseClass.HOST_MEMORY
 
 
-def test_a_semaphore_that_cannot_be_made_is_no_disk(tmp_path: Path) -> None:
+def test_a_semaphore_that_cannot_be_created_is_not_a_full_disk(tmp_path: Path) -> None:
     """The traceback shows that it is shared memory."""
     raised = (
         "Traceback (most recent call last):\n"
@@ -189,8 +187,8 @@ def test_flight_recorder_dumps_are_missing_only_where_nccl_was_used(line: str, i
         "RuntimeError: synStatus=26 [Generic failure] Device acquire failed.\n",
     ],
 )
-def test_a_lost_gpu_is_never_a_restart(line: str, tmp_path: Path) -> None:
-    """On the same GPU it fails again: a person looks at the node first."""
+def test_a_lost_gpu_never_leads_to_a_restart_advice(line: str, tmp_path: Path) -> None:
+    """On the same GPU the job fails again: a person checks the node first."""
     verdict = verdict_on(tmp_path, line)
     assert verdict.cause is CauseClass.GPU
     assert verdict.advice in (Advice.ASK, Advice.ISOLATE_NODE)
@@ -207,9 +205,7 @@ def test_a_lost_gpu_is_never_a_restart(line: str, tmp_path: Path) -> None:
         ("RuntimeError: Trying to backward through the graph a second time", CauseClass.CODE),
     ],
 )
-def test_a_request_that_was_retried_is_a_hint_if_nothing_else_happened(
-    later: str, cause: CauseClass, tmp_path: Path
-) -> None:
+def test_a_retried_request_is_a_hint_if_nothing_else_happened(later: str, cause: CauseClass, tmp_path: Path) -> None:
     """Libraries retry for minutes, and mostly succeed."""
     retried = "'(ReadTimeoutError(...), '(Request ID: 8a)')' thrown while requesting GET https://hub.internal/a.zst\n"
     verdict = verdict_on(tmp_path, f"{retried}{later}\n")
@@ -218,7 +214,7 @@ def test_a_request_that_was_retried_is_a_hint_if_nothing_else_happened(
 
 
 def test_a_rank_that_waits_for_another_is_not_the_cause(tmp_path: Path) -> None:
-    """The other could not start, in a log without times. Without that log, the network is named."""
+    """The other rank could not start, in a log without times. Without that log, the network is named."""
     waits = "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to (n2, 29500)."
     fails = "Traceback (most recent call last):\n  File \"/app/train.py\", line 3, in <module>\n    import flash_attn\nModuleNotFoundError: No module named 'flash_attn'\n"
     write(tmp_path, **{"n1.log": f"{waits}\n"})

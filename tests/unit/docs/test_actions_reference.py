@@ -19,14 +19,14 @@ SECTIONS = {
 }
 
 
-def test_the_reference_has_the_actions_that_there_are():
+def test_the_reference_lists_exactly_the_existing_actions():
     """Each registered action has its section, and each section its action."""
     assert sorted(SECTIONS) == sorted(spec.name for spec in registry.BUILT_IN)
 
 
 @pytest.mark.parametrize("spec", registry.BUILT_IN, ids=lambda spec: spec.name)
 def test_the_reference_has_every_parameter(spec):
-    """Each with its name as a playbook writes it, and those required marked as such."""
+    """Each has its name as a playbook writes it, and required ones are marked."""
     rows = dict(re.findall(r"^\| `([^`]+)` \|[^|]+(?:\\\|[^|]+)*\| ([^|]+) \|", SECTIONS[spec.name], re.MULTILINE))
     fields = {field.alias or name: field for name, field in spec.Params.model_fields.items()}
     assert sorted(rows) == sorted(fields)
@@ -35,7 +35,7 @@ def test_the_reference_has_every_parameter(spec):
 
 @pytest.mark.parametrize("spec", registry.BUILT_IN, ids=lambda spec: spec.name)
 def test_the_reference_has_targets_timeout_and_undo(spec):
-    """As the action declares them. What is alike for all actions of a chapter is said once, at its beginning."""
+    """They are as the action declares; what all actions of a chapter share is stated once, at its start."""
     section = SECTIONS[spec.name]
     if spec.name.startswith("job."):
         assert spec.targets == {TargetKind.JOB}

@@ -20,17 +20,17 @@ KEYS = {key for part in PARTS for key in part.__struct_fields__} - NOT_IN_THE_FI
 
 @pytest.mark.parametrize("key", sorted(KEYS))
 def test_every_key_has_its_row(key: str) -> None:
-    """In the first column of a table."""
+    """It stands in the first column of a table."""
     assert any(f"`{key}`" in line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| "))
 
 
 def test_every_action_that_can_be_allowed_is_named() -> None:
-    """Under ``allow``."""
+    """They stand under ``allow``."""
     assert all(f"`{action}`" in PAGE for action in CHANGING)
 
 
 def test_the_defaults_are_those_of_the_code() -> None:
-    """Floor, lease, files per command, files and lines that are read."""
+    """They are floor, lease, files per command, files and lines that are read."""
     assert f"| `floor_percent` | `{PowerBounds().floor_percent:g}` |" in PAGE
     assert PowerBounds().max_lease.total_seconds() == 15 * 60
     assert f"| `max_files` | `{CleaningPolicy().max_files}` |" in PAGE

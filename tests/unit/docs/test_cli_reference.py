@@ -41,19 +41,19 @@ COMMANDS = dict(commands(main))
     "words", [words for words, command in COMMANDS.items() if not isinstance(command, click.Group)]
 )
 def test_every_command_is_in_the_reference(words: str) -> None:
-    """With the words that call it."""
+    """It stands with the words that call it."""
     assert f"`{words}" in PAGE
 
 
 @pytest.mark.parametrize("words", [words for words in COMMANDS if words not in IN_SETTINGS])
 def test_every_option_is_in_the_reference(words: str) -> None:
-    """Those of ``serve`` and ``agent`` are in the reference of settings, which a test of its own keeps complete."""
+    """Those of ``serve`` and ``agent`` are in the settings reference, which its own test keeps complete."""
     options = {name for parameter in COMMANDS[words].params for name in parameter.opts if name.startswith("-")}
     missing = [name for name in options - EVERYWHERE if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", PAGE)]
     assert not missing
 
 
 def test_every_exit_code_is_in_the_reference() -> None:
-    """With the same words as in the help."""
+    """It has the same words as in the help."""
     for code, meaning in re.findall(r"^  (\d)  (.+)$", EXIT_CODES, re.MULTILINE):
         assert f"| {code} | {meaning} |" in PAGE

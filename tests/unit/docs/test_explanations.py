@@ -40,8 +40,8 @@ def is_there(name: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_names_is_there(page: str) -> None:
-    """Modules as ``engine/plan`` or ``engine.plan``, and classes behind them: a rename changes the page as well."""
+def test_everything_that_a_page_names_exists(page: str) -> None:
+    """A page names modules as ``engine/plan`` or ``engine.plan``, then classes; renames must change it too."""
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
     names = {
         name
@@ -53,7 +53,7 @@ def test_what_a_page_names_is_there(page: str) -> None:
 
 
 def test_each_promise_of_the_security_page_has_its_test() -> None:
-    """By its file, or by its name in it; where a test is renamed, the page is changed as well."""
+    """The page names its file, or its name in it; where a test is renamed, the page is changed as well."""
     text = (ROOT / "docs/explanation/security.md").read_text()
     shown_by = set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", text))
     assert len(shown_by) > 20

@@ -15,13 +15,13 @@ OPTIONS = [action for action in parser()._actions if not isinstance(action, argp
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.dest)
 def test_every_option_is_on_the_page(option: argparse.Action) -> None:
-    """With what stands for its value, as ``--help`` has it."""
+    """It has its value placeholder, as in ``--help``."""
     name = option.option_strings[-1] + (f" {option.metavar}" if option.metavar else "")
     assert f"`{name}`" in PAGE
 
 
 def test_the_defaults_are_those_of_the_program() -> None:
-    """In the units of the page."""
+    """They are in the units of the page."""
     options = parser().parse_args([])
     assert (options.retries, options.delay, options.grace) == (3, 60.0, 30.0)
     assert (options.hang_after, options.log_size) == (600.0, 64 << 20)

@@ -38,20 +38,20 @@ def rows(title: str) -> set[str]:
 
 @pytest.mark.parametrize(("title", "model"), [("The document", LogRuleForm), ("The alert", AlertForm)])
 def test_every_key_of_a_rule_is_in_the_reference(title: str, model: type[BaseModel]) -> None:
-    """And none that is not there."""
+    """No other key is there."""
     assert rows(title) == keys(model)
 
 
 @pytest.mark.parametrize("words", [Role, CauseClass, SOURCES, FUNCTIONS])
 def test_every_word_of_the_language_is_in_the_reference(words: object) -> None:
-    """Roles, causes, sources and functions."""
+    """Words are roles, causes, sources and functions."""
     assert isinstance(words, (tuple, dict)) or issubclass(words, str)  # type: ignore[arg-type]
     missing = [word for word in words if f"`{word}`" not in PAGE and f"`{word}(" not in PAGE]  # type: ignore[attr-defined]
     assert missing == []
 
 
 def test_every_shipped_rule_is_in_the_reference() -> None:
-    """By its name, and no other."""
+    """It is there by its name, and no other rule is."""
     (body,) = re.findall(r"^## Shipped rules\n(.*)", PAGE, re.MULTILINE | re.DOTALL)
     named = set(re.findall(r"`([a-z-]+)`", body)) - {"logrules"}
     assert named == set(RULES.by_name)
@@ -59,7 +59,7 @@ def test_every_shipped_rule_is_in_the_reference() -> None:
 
 @pytest.mark.parametrize("model", [JobEntry, LineEntry, FindingExpected, LogAlertExpected, VerdictExpected])
 def test_every_key_of_a_test_is_in_its_guide(model: type[BaseModel]) -> None:
-    """Where lines and what is expected of them are described."""
+    """The guide describes lines and what is expected of them."""
     missing = [
         key for key in keys(model) - {"name", "ranks", "target"} if f"`{key}`" not in GUIDE and f"{key}:" not in GUIDE
     ]

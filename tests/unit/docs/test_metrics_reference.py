@@ -26,7 +26,7 @@ from trainmedic_agent.ports.gpus import THROTTLE_REASONS
 REFERENCE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
 
 
-def test_the_reference_has_the_metrics_that_there_are(
+def test_the_reference_lists_exactly_the_existing_metrics(
     make_driver: Callable[..., Driver], gpu_record: GpuRecord, tmp_path: Path
 ) -> None:
     """Each metric has its row with its type, and each row its metric."""
@@ -52,5 +52,5 @@ def test_the_reference_has_the_metrics_that_there_are(
 
 
 def test_the_reference_has_every_throttle_reason() -> None:
-    """By the name that the label has."""
+    """It has the name that the label has."""
     assert all(f"`{reason}`" in REFERENCE for reason in THROTTLE_REASONS.values())

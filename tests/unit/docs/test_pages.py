@@ -26,7 +26,7 @@ free text
 
 
 def test_blocks_are_found_with_their_words_and_lines() -> None:
-    """Indented ones too, without the indent; one without a kind is an illustration."""
+    """Indented ones count, without the indent; one without a kind is an illustration."""
     blocks = doc_pages.blocks(PAGE)
     assert [(block.kind, block.words, block.line) for block in blocks] == [
         ("console", ("exit=1",), 3),
@@ -45,7 +45,7 @@ def test_commands_keep_their_output() -> None:
 
 
 def test_what_is_shown_must_be_printed_in_order() -> None:
-    """An ellipsis stands for anything, and the width of gaps does not count."""
+    """An ellipsis matches anything, and the width of gaps does not count."""
     printed = "zero\none two  three\nfour\n"
     assert doc_pages.is_shown(("one … three", "…", "four"), printed)
     assert doc_pages.is_shown(("one two three",), printed)

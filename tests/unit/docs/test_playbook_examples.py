@@ -17,15 +17,15 @@ EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | 
 
 
 @pytest.mark.parametrize("text", EXAMPLES, ids=lambda text: text.partition("\n")[0])
-def test_each_example_is_a_playbook(text):
-    """Complete, of the language as it is, with actions and parameters that there are."""
+def test_each_example_is_a_valid_playbook(text):
+    """It is complete and uses the current language, with existing actions and parameters."""
     (document,), problems = yaml_text.read(text, "guide")
     assert problems == []
     assert isinstance(compiler.compile_document(document, registry.specs_only()), YamlPlaybook)
 
 
 def test_no_example_is_left_out():
-    """All of the guide's YAML is looked at."""
+    """All of the guide's YAML is checked."""
     assert len(EXAMPLES) == GUIDE.read_text().count("```yaml") > 5
 
 

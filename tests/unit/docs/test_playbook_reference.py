@@ -60,7 +60,7 @@ def rows(text: str) -> set[str]:
     ],
 )
 def test_every_key_of_the_language_is_in_the_reference(title: str, models: Iterable[type[BaseModel]]) -> None:
-    """And no other."""
+    """No other key is there."""
     assert rows(section(LANGUAGE, title)) == {key for model in models for key in keys(model)}
 
 
@@ -71,7 +71,7 @@ def test_every_key_of_a_retry_and_of_a_rate_limit_is_in_the_reference() -> None:
 
 
 def test_names_filters_and_statuses_are_in_the_reference() -> None:
-    """Those that expressions can use."""
+    """They are those that expressions can use."""
     spoken = section(LANGUAGE, "Expressions and templates")
     for name in (*scope_check.STEP_NAMES, *sandbox.FILTERS):
         assert f"`{name}`" in spoken, name
@@ -80,7 +80,7 @@ def test_names_filters_and_statuses_are_in_the_reference() -> None:
 
 
 def test_the_bounds_are_those_of_the_reader() -> None:
-    """A number in a page goes out of date; not this one."""
+    """A number in a page becomes outdated; this test keeps it current."""
     assert f"{yaml_text.MAX_VALUES:,} values" in LANGUAGE
     assert f"{yaml_text.MAX_DEPTH} levels" in LANGUAGE
     assert f"{evaluation.LONGEST_TEXT:,} characters" in LANGUAGE
@@ -101,7 +101,7 @@ def test_the_bounds_are_those_of_the_reader() -> None:
     ],
 )
 def test_every_key_of_the_test_format_is_in_its_guide(model: type[BaseModel]) -> None:
-    """In a table or in the text."""
+    """It stands in a table or in the text."""
     missing = [key for key in keys(model) if not re.search(rf"`[^`]*\b{key}\b[^`]*`", TESTS)]
     assert not missing
     assert all(f"`{deed}`" in TESTS for deed in suite_format.SimulatedOperation)

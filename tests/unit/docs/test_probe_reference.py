@@ -15,6 +15,6 @@ OPTIONS = [action for action in parser()._actions if not isinstance(action, argp
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.dest)
 def test_every_option_is_on_the_page(option: argparse.Action) -> None:
-    """With what stands for its value, as ``--help`` has it."""
+    """It has its value placeholder, as in ``--help``."""
     name = option.option_strings[-1] + (f" {option.metavar}" if option.metavar else "")
     assert f"| `{name}` |" in PAGE

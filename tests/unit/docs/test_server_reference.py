@@ -16,8 +16,8 @@ REFERENCE = ROOT / "docs" / "reference"
 METRICS = (REFERENCE / "server-metrics.md").read_text()
 
 
-def test_the_reference_has_the_metrics_that_there_are() -> None:
-    """Each with its type and its labels."""
+def test_the_reference_lists_exactly_the_existing_metrics() -> None:
+    """Each has its type and its labels."""
     metrics = telemetry.Metrics()
     suffix = {"counter": "_total"}
     offered = {f"{family.name}{suffix.get(family.type, '')}": family.type for family in metrics.registry.collect()}
@@ -31,12 +31,12 @@ def test_the_reference_has_the_metrics_that_there_are() -> None:
     assert labels == {**suffixed, **of_jobs}
 
 
-def test_the_reference_has_the_kinds_of_events_that_there_are() -> None:
+def test_the_reference_lists_exactly_the_existing_event_kinds() -> None:
     """Its tables are those that `tests.support.event_tables` makes."""
     assert event_tables.page() == event_tables.PAGE.read_text(encoding="utf-8")
 
 
 def test_each_decision_is_a_kind_of_event() -> None:
-    """But `duplicate`, of which the history says nothing."""
+    """The exception is `duplicate`, which the history does not record."""
     assert names(OfDecision) == {str(decision) for decision in Decision} - {"duplicate"}
     assert DECIDED.keys() == set(Decision) - {Decision.DUPLICATE, Decision.JOINED}

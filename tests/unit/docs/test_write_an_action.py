@@ -68,7 +68,7 @@ def call_of(params: extending.ActionParams, **changes: Any) -> extending.Call:
 
 @pytest.mark.usefixtures("installed")
 async def test_the_guides_action_is_found_and_acts() -> None:
-    """By its entry point, like a built-in one; with the attempt's id, by which the service knows a repeat."""
+    """Its entry point is like a built-in one's; the attempt's id lets the service recognise a repeat."""
     pager = Pager()
     actions = registry.build(extending.Services(clock=pager, bus=None, http=pager))  # type: ignore[arg-type]
     page = actions.get("acme.page")
@@ -89,8 +89,8 @@ async def test_the_guides_action_is_found_and_acts() -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(("status", "failure"), [(503, extending.TemporaryFailure), (403, extending.PermanentFailure)])
-async def test_the_guides_action_fails_as_it_says(status: int, failure: type[Exception]) -> None:
-    """Temporarily where another attempt may succeed, else for good."""
+async def test_the_guides_action_fails_as_described(status: int, failure: type[Exception]) -> None:
+    """It fails temporarily where another attempt may succeed, else permanently."""
     pager = Pager(status)
     page = registry.build(extending.Services(clock=pager, bus=None, http=pager)).get("acme.page")  # type: ignore[arg-type]
     with pytest.raises(failure, match=str(status)):
@@ -98,14 +98,14 @@ async def test_the_guides_action_fails_as_it_says(status: int, failure: type[Exc
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_guides_playbook_is_one() -> None:
+def test_the_guides_playbook_is_valid() -> None:
     """The action is known when playbooks are checked."""
     (document,), problems = yaml_text.read(FILES["page.yaml"], "guide")
     assert problems == []
     assert isinstance(compiler.compile_document(document, registry.specs_only()), YamlPlaybook)
 
 
-def test_the_guide_names_all_that_is_promised() -> None:
+def test_the_guide_names_every_promised_name() -> None:
     """Each public name is in its table, and the table has no other."""
     rows = re.findall(r"^\| (`[A-Z].*?) \|", GUIDE, re.MULTILINE)
     names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
@@ -113,15 +113,15 @@ def test_the_guide_names_all_that_is_promised() -> None:
     assert all(hasattr(extending, name) for name in extending.__all__)
 
 
-def test_python_says_how_each_of_them_is_made() -> None:
+def test_python_shows_how_each_of_them_is_constructed() -> None:
     """``help()``, an editor and a mock ask for the arguments of what an author imports."""
     values = ("Alert", "Call", "HttpReply", "Inverse", "Ref", "Resource", "Services", "Target")
     for name in values:
         assert inspect.signature(getattr(extending, name)).parameters, name
 
 
-def test_a_value_is_copied_with_a_change_as_the_guide_says() -> None:
-    """What an author's tests do with a call."""
+def test_a_value_is_copied_with_a_change_as_the_guide_describes() -> None:
+    """An author's tests do this with a call."""
     call = call_of(extending.ActionParams())
     again = replace(call, resumed=True)
     assert (again.resumed, call.resumed, again.command_id) == (True, False, call.command_id)

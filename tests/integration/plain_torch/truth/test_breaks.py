@@ -199,7 +199,7 @@ def scene(commander: Commander, medic: trainmedic.Medic, tmp_path: Path) -> Scen
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__)
-def test_the_proof_holds_every_answer(scene: Scene, scenario: Scenario) -> None:
+def test_the_proof_covers_every_answer(scene: Scene, scenario: Scenario) -> None:
     scenario(scene)
 
 
@@ -325,7 +325,7 @@ BREAKS: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Scenario], ...] = (
 
 
 def test_losses_alone_show_a_wrong_load(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are a proof beside the digests: without those the answer is still true."""
+    """Losses are a proof in addition to the digests: without those the answer is still true."""
     with monkeypatch.context() as patch:
         _wrong_load(patch)
         calm(scene)

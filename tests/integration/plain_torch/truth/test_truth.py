@@ -53,7 +53,7 @@ def check(redis_url: str, recipe: Recipe, lives: tuple[Life, ...]) -> Counter[st
 
 
 def test_a_training_is_what_its_answers_say(redis_url: str) -> None:
-    """Parameters, moments, schedule, averages, random numbers, batches and rates, at every step."""
+    """The check covers parameters, moments, schedule, averages, random numbers, batches and rates at every step."""
     heard: Counter[str] = Counter()
     faults: dict[str, str] = {}
     for seed in range(FIRST, FIRST + TRAININGS):
@@ -119,8 +119,8 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_what_was_found_before(name: str, redis_url: str) -> None:
-    """Trainings of which an answer was not true once."""
+def test_earlier_failures_do_not_recur(name: str, redis_url: str) -> None:
+    """These are trainings of which an answer was once untrue."""
     recipe, lives = FOUND[name]
     heard = check(redis_url, recipe, lives)
     assert heard["job.rollback applied"] == sum(
@@ -129,7 +129,7 @@ def test_what_was_found_before(name: str, redis_url: str) -> None:
 
 
 def test_the_ranks_of_a_training_are_what_their_answers_say(job: RankProcesses) -> None:
-    """On two ranks and on three, with DDP and with FSDP: each is held to a plain training of as many ranks."""
+    """Two and three ranks, with DDP and FSDP, are compared with a plain training of as many ranks."""
     shared = job.directory / "shared"
     shared.mkdir()
     surroundings = {"MASTER_PORT": str(free_port()), memory_slots.ENVIRONMENT: str(shared)}

@@ -64,14 +64,14 @@ def said(status: str, body: bytes, length: int | None = None) -> bytes:
         (said("200 OK", b"[" + b" " * (64 * 2**20) + b"]"), "larger than 64 MiB"),
     ],
 )
-def test_a_broken_answer_is_a_failure_that_says_so(tmp_path: Path, answer: bytes, told: str) -> None:
-    """Nothing is removed by an answer that was not understood."""
+def test_a_broken_answer_is_reported_as_a_failure(tmp_path: Path, answer: bytes, told: str) -> None:
+    """Nothing is removed because of an answer that was not understood."""
     with answering(tmp_path / "s", answer) as engine, pytest.raises(CommandFailed, match=told):
         engine.containers(5)
 
 
-def test_an_engine_that_does_not_answer_is_waited_for_no_longer_than_asked(tmp_path: Path) -> None:
-    """The reply must be back at the server before the command expires."""
+def test_an_unresponsive_engine_is_awaited_no_longer_than_requested(tmp_path: Path) -> None:
+    """The reply must reach the server before the command expires."""
     with (
         answering(tmp_path / "s", b"", stays_open=True) as engine,
         pytest.raises(CommandFailed, match="did not answer"),
@@ -79,8 +79,8 @@ def test_an_engine_that_does_not_answer_is_waited_for_no_longer_than_asked(tmp_p
         engine.containers(0.2)
 
 
-def test_a_refusal_has_the_engines_own_sentence_on_one_line(tmp_path: Path) -> None:
-    """Whoever reads it knows what to do; what is no JSON is quoted as it is."""
+def test_a_refusal_contains_the_engines_own_sentence_on_one_line(tmp_path: Path) -> None:
+    """The sentence tells the reader what to do; text that is not JSON is quoted unchanged."""
     body = b'{"message": "conflict:\\n unable to delete"}'
     with answering(tmp_path / "s", said("409 Conflict", body)) as engine, pytest.raises(EngineAnswer) as refused:
         engine.remove_image("a:1", 5)
@@ -89,8 +89,8 @@ def test_a_refusal_has_the_engines_own_sentence_on_one_line(tmp_path: Path) -> N
         engine.info(5)
 
 
-def test_a_socket_that_the_agent_may_not_use_or_that_is_missing_is_said(tmp_path: Path) -> None:
-    """Both with what to do."""
+def test_an_inaccessible_or_missing_socket_is_reported(tmp_path: Path) -> None:
+    """Both messages state the remedy."""
     with pytest.raises(CommandUnsupported, match="name its socket in the policy"):
         ContainerEngine(str(tmp_path / "none")).info(1)
     (tmp_path / "file").write_text("")

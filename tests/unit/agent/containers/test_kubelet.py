@@ -23,14 +23,14 @@ def processes(directory: Path, *names: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["kubelet", "k3s-server", "k3s-agent", "rke2", "kubelite", "k0s"])
-def test_a_process_of_kubernetes_is_a_sign(tmp_path: Path, name: str) -> None:
-    """Distributions build the kubelet into a program of their own."""
+def test_a_kubernetes_process_indicates_a_kubelet(tmp_path: Path, name: str) -> None:
+    """Some distributions build the kubelet into a program of their own."""
     proc = processes(tmp_path / "proc", "systemd", name)
     assert sign_of_kubelet(proc, tmp_path / "pods") == f"the process {name} runs here"
 
 
-def test_pods_on_the_disk_and_an_agent_in_a_pod_are_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kubelet that is down for a moment comes back to what it has pulled."""
+def test_pods_on_disk_and_an_agent_in_a_pod_indicate_a_kubelet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet that restarts expects the images that it has pulled."""
     proc = processes(tmp_path / "proc", "systemd", "dockerd")
     (tmp_path / "pods" / "5b1c").mkdir(parents=True)
     assert sign_of_kubelet(proc, tmp_path / "pods") == f"{tmp_path / 'pods'} has pods"
@@ -38,15 +38,15 @@ def test_pods_on_the_disk_and_an_agent_in_a_pod_are_signs(tmp_path: Path, monkey
     assert sign_of_kubelet(proc, tmp_path / "none") == "this agent runs in a pod"
 
 
-def test_a_node_with_docker_alone_shows_none(tmp_path: Path) -> None:
-    """Neither do an empty directory of pods or a process with a similar name."""
+def test_a_node_with_docker_alone_shows_no_kubelet(tmp_path: Path) -> None:
+    """An empty directory of pods or a process with a similar name is no sign either."""
     proc = processes(tmp_path / "proc", "systemd", "dockerd", "kubelet-logs.sh")
     (tmp_path / "pods").mkdir()
     assert sign_of_kubelet(proc, tmp_path / "pods") is None
 
 
-def test_a_container_of_a_kubelet_is_known_by_its_labels() -> None:
-    """Those of Kubernetes itself, and of the container runtime interface; not those of Docker Compose."""
+def test_a_kubelets_container_is_identified_by_its_labels() -> None:
+    """Labels of Kubernetes and of the container runtime interface count; those of Docker Compose do not."""
     assert is_of_kubelet({"Labels": {"io.kubernetes.pod.name": "web-0"}})
     assert is_of_kubelet({"Labels": {"io.cri-containerd.kind": "sandbox"}})
     assert not is_of_kubelet({"Labels": {"com.docker.compose.project": "train"}})

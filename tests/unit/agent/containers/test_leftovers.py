@@ -27,8 +27,8 @@ class _Engine:
 
 
 @pytest.mark.parametrize(("age", "hours"), [("1:00", 1), ("1:30", 2), ("1:59", 2), ("168:00", 168)])
-def test_no_build_cache_goes_that_is_younger_than_the_policy_says(age: str, hours: int) -> None:
-    """It is asked for in whole hours."""
+def test_no_build_cache_younger_than_the_policy_allows_is_removed(age: str, hours: int) -> None:
+    """The engine is asked in whole hours."""
     engine = _Engine()
     of_hours, minutes = map(int, age.split(":"))
     policy = ContainersPolicy(frozenset({Leftover.BUILD_CACHE}), timedelta(hours=of_hours, minutes=minutes))
@@ -68,7 +68,7 @@ class _EngineWithImage:
         ({"b:1": 404}, 1, {}, ["b:1"]),
     ],
 )
-def test_an_image_that_loses_only_some_of_its_names_is_told_as_that(
+def test_an_image_that_loses_only_some_of_its_names_is_reported_as_such(
     refused: dict[str, int], removed: int, left: dict[str, str], names: list[str]
 ) -> None:
     engine = _EngineWithImage(refused)
@@ -102,8 +102,8 @@ class _EngineThatFails(_EngineWithImage):
 
 
 @pytest.mark.parametrize("error", [EngineAnswer(500, "no"), CommandFailed("no"), CommandUnsupported("no")])
-def test_a_failure_tells_what_was_removed_before(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the engine's socket is gone meanwhile, which is no reason to call the node unable."""
+def test_a_failure_reports_what_was_removed_before(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds also if the socket has disappeared, which does not make the node unable."""
     monkeypatch.setattr(executor, "ContainerEngine", lambda socket: _EngineThatFails(error))
     monkeypatch.setattr(PruneContainersExecutor, "_refuse_kubernetes", lambda self: None)
     policy = ContainersPolicy(frozenset({Leftover.DANGLING_IMAGES, Leftover.STOPPED_CONTAINERS}), timedelta(hours=1))
@@ -112,7 +112,7 @@ def test_a_failure_tells_what_was_removed_before(error: Exception, monkeypatch: 
     assert failed.value.output["removed"] == {"dangling_images": 1}
 
 
-def test_however_many_texts_an_engine_has_the_output_is_kept() -> None:
+def test_the_output_is_kept_however_many_texts_an_engine_returns() -> None:
     """Each text of a failing storage driver names another object."""
     pruning = Pruning()
     for number in range(3000):

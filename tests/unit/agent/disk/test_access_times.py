@@ -46,21 +46,21 @@ def told(proc: Path, line: str, *others: str, sees_every_process: bool = True) -
         ("rw,noatime", "lustre", 0, ("the filesystem is lustre", "mounted noatime")),
     ],
 )
-def test_the_mount_and_the_filesystem_decide(
+def test_the_mount_and_the_filesystem_decide_whether_access_times_are_trusted(
     tmp_path: Path, options: str, kind: str, lag_ns: int, untraced: tuple[str, ...]
 ) -> None:
-    """Only the filesystems that are known to keep access times as their mounts say are trusted."""
+    """Only filesystems known to keep access times as their mounts state are trusted."""
     assert told(tmp_path, data(options, kind=kind)) == AccessTimes(lag_ns, untraced)
 
 
 def test_each_mount_of_the_same_filesystem_counts(tmp_path: Path) -> None:
-    """Reads by one mount leave a trace, and those by another one none."""
+    """Reads through one mount leave a trace, and reads through another leave none."""
     other = data("rw,noatime", number=41, point="/elsewhere")
     assert told(tmp_path, data("rw"), other).untraced == ("mounted noatime",)
 
 
 def test_a_containers_read_only_volume_leaves_no_trace(tmp_path: Path) -> None:
-    """A container has mounts of its own; a service that sees the whole machine as read-only is none."""
+    """A container has its own mounts; a service that sees the whole machine as read-only is no container."""
     service = ["61 1 8:1 / / ro,relatime - ext4 /dev/sda1 rw", data("ro,relatime", number=62)]
     mounts(tmp_path, "300", *service)
     assert told(tmp_path, data("rw,relatime")).untraced == ()
@@ -68,23 +68,23 @@ def test_a_containers_read_only_volume_leaves_no_trace(tmp_path: Path) -> None:
     assert access_times(DATA, tmp_path, sees_every_process=True).untraced == ("also mounted read-only",)
 
 
-def test_what_cannot_be_seen_is_not_trusted(tmp_path: Path) -> None:
-    """Neither a mount that is missing in the table, nor other processes that are hidden."""
+def test_unseen_mounts_and_processes_are_not_trusted(tmp_path: Path) -> None:
+    """The mount may be missing in the table, or other processes may be hidden."""
     hidden = told(tmp_path, data("rw"), sees_every_process=False)
     assert hidden.untraced == ("the mounts of other containers cannot be seen",)
     assert access_times(99, tmp_path, sees_every_process=True).untraced == ("its mount is unknown",)
     assert access_times(None, tmp_path / "none", sees_every_process=True).untraced
 
 
-def test_names_that_a_user_chose_break_no_line(tmp_path: Path) -> None:
-    """A user may mount in his own directories: what looks like the end of a line or a blank is part of a name."""
+def test_names_chosen_by_a_user_do_not_break_lines(tmp_path: Path) -> None:
+    """In a mount in a user's directory, an apparent line end or blank is part of the name."""
     odd = data("rw,noatime", number=41, point="/home/u/a\rb\x0c\x1c\u2028\xa0c")
     fake = f"42 21 8:99 / /home/u/x\x0c{DATA} rw - fuse.x y rw,user_id=7"
     assert told(tmp_path, data("rw"), odd, fake).untraced == ("mounted noatime",)
 
 
 def test_an_access_time_may_be_a_day_behind_the_last_read(tmp_path: Path) -> None:
-    """That is so if it is later than the last change; else relatime would have written the next read down."""
+    """This holds if it is later than the last change; otherwise relatime would have recorded the next read."""
     path = tmp_path / "file"
     path.write_text("x")
     changed = path.stat().st_ctime_ns

@@ -146,10 +146,10 @@ def meant(base: Path, raw: dict[str, Any], began: float) -> list[tuple[float, st
     batch=st.sampled_from([1, 2, 3, 1000]),
 )
 @example(members=[Entry(("a",), "dirlink", 20, 0)], raw={"globs": ["**"], "min_age": "1d"}, target=None, batch=1)
-def test_exactly_what_a_rule_names_goes(
+def test_only_the_files_that_a_rule_names_are_deleted(
     members: list[Entry], raw: dict[str, Any], target: int | None, batch: int
 ) -> None:
-    """Nothing else is touched; the oldest go first, and no more than the target needs; a trial run foretells it."""
+    """The oldest go first, and no more than the target needs; a dry run predicts the result."""
     with tree(members) as base:
         total = max(1, stored_below(base) * 5 // 4)
         before, due = names(base), meant(base, raw, time.time())

@@ -38,8 +38,8 @@ def present(run: Path) -> list[str]:
     return sorted(path.name for path in run.iterdir() if path.is_dir())
 
 
-def test_the_newest_two_complete_ones_of_each_directory_stay(run: Path) -> None:
-    """They stay however old they are, and although other runs have newer ones; incomplete ones do not count."""
+def test_the_newest_two_complete_checkpoints_of_each_directory_stay(run: Path) -> None:
+    """They stay whatever their age, and even if other runs have newer ones; incomplete ones do not count."""
     other = run.parent / "two"
     for number in range(1, 6):
         checkpoint(run / f"step-{number}", days=100 - number)
@@ -51,8 +51,8 @@ def test_the_newest_two_complete_ones_of_each_directory_stay(run: Path) -> None:
     assert left(output, "old") == {"among_newest": 4}
 
 
-def test_more_stay_where_the_rule_says_so_and_never_fewer(run: Path) -> None:
-    """keep_newest: 3 keeps three, keep_newest: 1 two."""
+def test_the_rule_can_keep_more_checkpoints_but_never_fewer(run: Path) -> None:
+    """keep_newest: 3 keeps three, keep_newest: 1 keeps two."""
     for number in range(1, 6):
         checkpoint(run / f"step-{number}", days=100 - number)
     clean(by(run, keep_newest=3))
@@ -61,8 +61,8 @@ def test_more_stay_where_the_rule_says_so_and_never_fewer(run: Path) -> None:
     assert present(run) == ["step-4", "step-5"]
 
 
-def test_those_of_unknown_format_are_kept_as_many_beside(run: Path) -> None:
-    """They may be complete, so they do not count against those that are known to be."""
+def test_as_many_checkpoints_of_unknown_format_are_kept_in_addition(run: Path) -> None:
+    """They may be complete, so they do not count against those known to be complete."""
     for number in (1, 2, 3):
         checkpoint(run / f"step-{number}", days=100 - number, mark=None)
         checkpoint(run / f"step-{number}0", days=90 - number)
@@ -70,8 +70,8 @@ def test_those_of_unknown_format_are_kept_as_many_beside(run: Path) -> None:
     assert present(run) == ["step-2", "step-20", "step-3", "step-30"]
 
 
-def test_after_a_rollback_the_newest_are_those_by_time_and_those_by_step(run: Path) -> None:
-    """The run went back to 20 and wrote 30 again: nobody can say which line is wanted."""
+def test_after_a_rollback_the_newest_by_time_and_by_step_are_kept(run: Path) -> None:
+    """The run went back to 20 and wrote 30 again, so it is unknown which line is needed."""
     for step, days in ((10, 60), (20, 50), (40, 40), (50, 39), (25, 30), (30, 20)):
         checkpoint(run / f"step-{step}", days=days)
     clean(by(run))
@@ -79,7 +79,7 @@ def test_after_a_rollback_the_newest_are_those_by_time_and_those_by_step(run: Pa
 
 
 def test_a_rollback_target_stays(run: Path) -> None:
-    """It stays for as long as it carries the marker."""
+    """The checkpoint stays for as long as it carries the marker."""
     for number in range(1, 5):
         checkpoint(run / f"step-{number}", days=100 - number)
     put(run / "step-1" / ".trainmedic-pinned")
@@ -91,8 +91,8 @@ def test_a_rollback_target_stays(run: Path) -> None:
     assert present(run) == ["step-3", "step-4"]
 
 
-def test_one_that_is_used_or_written_stays_whole(run: Path) -> None:
-    """One open file, or one young file, anywhere in it, keeps all of it."""
+def test_a_checkpoint_in_use_or_being_written_stays_whole(run: Path) -> None:
+    """One open or young file anywhere in it keeps all of it."""
     for number in range(1, 7):
         checkpoint(run / f"step-{number}", days=100 - number)
     aged(run / "step-3" / "ranks" / "0" / "optimizer.pt", 95.5)
@@ -103,7 +103,7 @@ def test_one_that_is_used_or_written_stays_whole(run: Path) -> None:
     assert len(list((run / "step-1").rglob("*"))) == 5
 
 
-def test_what_is_not_a_checkpoint_stays_and_is_searched(run: Path) -> None:
+def test_a_directory_that_is_no_checkpoint_stays_and_is_searched(run: Path) -> None:
     """A pattern that matches a run's directory does not delete the run."""
     put(run / "logs" / "a")
     for number in range(1, 4):
@@ -114,8 +114,8 @@ def test_what_is_not_a_checkpoint_stays_and_is_searched(run: Path) -> None:
     assert left(output, "old") == {"not_a_checkpoint": 3, "among_newest": 2}
 
 
-def test_a_pipe_in_place_of_a_checkpoints_file_is_not_opened(tmp_path: Path) -> None:
-    """A job could learn by it that it was looked at, or have a device act. It counts as a file that says nothing."""
+def test_a_pipe_in_place_of_a_checkpoint_file_is_not_opened(tmp_path: Path) -> None:
+    """Opening would be visible to the job, or trigger a device. The pipe counts as a file without content."""
     directory = tmp_path / "checkpoint-100"
     directory.mkdir()
     os.mkfifo(tmp_path / "latest")
@@ -132,8 +132,10 @@ def test_a_pipe_in_place_of_a_checkpoints_file_is_not_opened(tmp_path: Path) -> 
             os.close(each)
 
 
-def test_nothing_goes_where_the_parser_of_metadata_gives_no_answer(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best checkpoint is not known then. Other directories are cleaned as before."""
+def test_nothing_is_deleted_where_the_metadata_parser_gives_no_answer(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best checkpoint is unknown then. Other directories are cleaned as before."""
     for step in (100, 200, 300, 400):
         hugging_face(run, step, best=100)
         checkpoint(run.parent / "two" / f"step-{step}", days=100 - step / 100)
@@ -145,10 +147,10 @@ def test_nothing_goes_where_the_parser_of_metadata_gives_no_answer(run: Path, mo
 
 
 @pytest.mark.parametrize("marker", [".trainmedic-pinned", ".trainmedic-complete"])
-def test_a_marker_that_cannot_be_looked_up_is_not_taken_as_missing(
+def test_a_marker_that_cannot_be_looked_up_does_not_count_as_missing(
     run: Path, monkeypatch: pytest.MonkeyPatch, marker: str
 ) -> None:
-    """A file system that fails does not show whether a checkpoint is pinned, or that a file belongs to one."""
+    """A failing file system does not show whether a checkpoint is pinned or owns a file."""
     for number in range(1, 5):
         checkpoint(run / f"step-{number}", days=100 - number)
     put(run / "step-1" / marker, days=99)
@@ -173,7 +175,7 @@ def test_a_marker_that_cannot_be_looked_up_is_not_taken_as_missing(
 
 
 def test_the_agent_parses_no_metadata(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a job's user wrote is parsed by a process that has given up its rights, and can open nothing."""
+    """User-written metadata is parsed by a process that has dropped its rights and cannot open files."""
     parsed: list[bytes] = []
     monkeypatch.setattr("trainmedic_agent.disk.metadata_child.latest_step", parsed.append)
     monkeypatch.setattr("trainmedic_agent.disk.metadata_child.best_name", parsed.append)
@@ -183,8 +185,8 @@ def test_the_agent_parses_no_metadata(run: Path, monkeypatch: pytest.MonkeyPatch
     assert (present(run), parsed) == (["checkpoint-100", "checkpoint-300", "checkpoint-400"], [])
 
 
-def test_the_parser_of_metadata_has_no_rights() -> None:
-    """It can open no file, and has no capability, whatever user starts it."""
+def test_the_metadata_parser_has_no_rights() -> None:
+    """It can open no file and has no capability, whichever user starts it."""
     program = (
         "import builtins, sys\n"
         "from trainmedic_agent.disk import metadata_child\n"
@@ -207,7 +209,7 @@ def test_the_parser_of_metadata_has_no_rights() -> None:
 
 
 def test_the_oldest_go_first_until_enough_is_free(run: Path) -> None:
-    """Each goes whole, and the target is looked at between them."""
+    """Each checkpoint is deleted whole, and the target is checked in between."""
     for number in range(1, 7):
         checkpoint(run / f"step-{number}", days=100 - number, size=4096)
     output = clean(by(run, measure=filled_by(run, 100 * 4096)), until=87)
@@ -216,8 +218,8 @@ def test_the_oldest_go_first_until_enough_is_free(run: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [None, 87])
-def test_a_trial_run_foretells_it(run: Path, target: float | None) -> None:
-    """It gives the same counts and reasons, and touches nothing."""
+def test_a_dry_run_predicts_the_deletion(run: Path, target: float | None) -> None:
+    """The dry run gives the same counts and reasons, and touches nothing."""
     for number in range(1, 7):
         checkpoint(run / f"step-{number}", days=100 - number, size=4096)
     put(run / "step-2" / ".trainmedic-pinned")
@@ -228,8 +230,8 @@ def test_a_trial_run_foretells_it(run: Path, target: float | None) -> None:
     assert {**clean(by(run, measure), until=target), "dry_run": True} == trial
 
 
-def test_a_limit_of_files_keeps_a_checkpoint_whole(run: Path) -> None:
-    """It is left rather than deleted in part."""
+def test_a_limit_on_files_keeps_a_checkpoint_whole(run: Path) -> None:
+    """The checkpoint is left rather than deleted in part."""
     for number in range(1, 5):
         checkpoint(run / f"step-{number}", days=100 - number)
     output = clean(by(run, max_files=4))
@@ -237,10 +239,8 @@ def test_a_limit_of_files_keeps_a_checkpoint_whole(run: Path) -> None:
     assert left(output, "old") == {"among_newest": 2, "limit_files": 1}
 
 
-def test_a_deletion_that_was_interrupted_never_leaves_half_a_checkpoint(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is left has a name that nobody reads, and the next cleaning deletes the rest, young as it is."""
+def test_an_interrupted_deletion_never_leaves_half_a_checkpoint(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest has a name that no job reads, and the next cleaning deletes it despite its age."""
     for number in range(1, 4):
         checkpoint(run / f"step-{number}", days=100 - number)
     rmdir, calls = os.rmdir, iter(range(100))
@@ -259,8 +259,8 @@ def test_a_deletion_that_was_interrupted_never_leaves_half_a_checkpoint(
     assert present(run) == ["step-2", "step-3"]
 
 
-def test_one_that_is_pinned_at_the_last_moment_gets_its_name_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second look, after the name has been taken away, finds the marker."""
+def test_a_checkpoint_pinned_at_the_last_moment_gets_its_name_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second check, after the rename, finds the marker."""
     for number in range(1, 4):
         checkpoint(run / f"step-{number}", days=100 - number)
     rename = os.rename
@@ -276,7 +276,9 @@ def test_one_that_is_pinned_at_the_last_moment_gets_its_name_back(run: Path, mon
     assert present(run) == ["step-1", "step-2", "step-3"]
 
 
-def test_one_that_loses_a_file_meanwhile_gets_its_name_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_loses_a_file_during_deletion_gets_its_name_back(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(1, 4):
         checkpoint(run / f"step-{number}", days=100 - number)
     open_for_reading = checkpoint_removal.open_for_reading
@@ -299,8 +301,8 @@ def hugging_face(run: Path, step: int, best: int) -> None:
         aged(one, 100 - step / 100)
 
 
-def test_the_formats_of_the_frameworks_are_known(run: Path) -> None:
-    """The cleaner knows Hugging Face with its best one, torch.distributed.checkpoint, DeepSpeed and Megatron."""
+def test_the_frameworks_formats_are_recognised(run: Path) -> None:
+    """The formats are Hugging Face with its best one, torch.distributed.checkpoint, DeepSpeed and Megatron."""
     for step in (100, 200, 300, 400):
         hugging_face(run, step, best=200)
     distributed, deepspeed, megatron = (run.parent / name for name in ("distributed", "deepspeed", "megatron"))
@@ -330,12 +332,12 @@ def test_the_formats_of_the_frameworks_are_known(run: Path) -> None:
     ],
 )
 def test_the_step_is_read_from_the_name(name: str, step: int | None) -> None:
-    """Where a name has several numbers it is the one after "step"."""
+    """If a name has several numbers, the step is the one after "step"."""
     assert step_of(name) == step
 
 
-def test_too_many_to_compare_are_all_left(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which are the newest is known only when all have been seen."""
+def test_all_checkpoints_are_kept_if_there_are_too_many_to_compare(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest are known only when all have been seen."""
     monkeypatch.setattr("trainmedic_agent.disk.search.MAX_CHECKPOINTS", 3)
     for number in range(1, 5):
         checkpoint(run / f"step-{number}", days=100 - number)
@@ -344,7 +346,7 @@ def test_too_many_to_compare_are_all_left(run: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_search_that_ends_early_deletes_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot know which are the newest."""
+    """Such a search cannot know which are the newest."""
     for number in range(1, 5):
         checkpoint(run / f"step-{number}", days=100 - number)
     monkeypatch.setattr("trainmedic_agent.disk.walk._ENTRIES_PER_CHECK", 1)

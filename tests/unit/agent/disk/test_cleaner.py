@@ -26,8 +26,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "scratch"
 
 
-def test_what_a_rule_names_goes_and_the_rest_stays(root: Path) -> None:
-    """What is matched and old enough is deleted at any depth; what is excluded or young is left, and counted."""
+def test_files_named_by_a_rule_are_deleted_and_the_rest_stays(root: Path) -> None:
+    """Matched files that are old enough are deleted at any depth; excluded or young ones are left and counted."""
     for name in ("a.tmp", "b/c.tmp", "b/c/d/e.tmp"):
         put(root / name, size=5000)
     for name in ("a.txt", "keep/a.tmp", "b/kept.tmp"):
@@ -40,7 +40,7 @@ def test_what_a_rule_names_goes_and_the_rest_stays(root: Path) -> None:
 
 
 def test_the_oldest_go_first_until_enough_is_free(root: Path) -> None:
-    """The order holds over all roots of the rule together; what is left then is counted."""
+    """The order holds over all roots of the rule together; the remaining files are counted."""
     other = root.parent / "other"
     for day in range(10, 20):
         put((root if day % 2 else other) / f"{day}", days=day, size=4096)
@@ -53,8 +53,8 @@ def test_the_oldest_go_first_until_enough_is_free(root: Path) -> None:
     assert left(output, "tmp") == {"free_enough": 6}
 
 
-def test_nothing_is_touched_where_enough_is_free_already(root: Path) -> None:
-    """The rule does nothing where the command's target is reached, or where its own condition does not hold."""
+def test_nothing_is_touched_if_enough_space_is_free_already(root: Path) -> None:
+    """The rule does nothing if the command's target is reached or its own condition does not hold."""
     put(root / "a", size=4096)
     by = cleaner({"low": {"roots": [root], "when_free_below": 50}}, measure=filled_by(root, 100 * 4096))
     assert clean(by)["rules"]["low"]["free_enough_roots"] == [str(root)]
@@ -62,8 +62,8 @@ def test_nothing_is_touched_where_enough_is_free_already(root: Path) -> None:
     assert (output["files"], output["stopped"], names(root)) == (0, "free_enough", {"a"})
 
 
-def test_the_newest_of_each_directory_stay(root: Path) -> None:
-    """They stay however old they are; the patterns say which are counted."""
+def test_the_newest_files_of_each_directory_stay(root: Path) -> None:
+    """They stay whatever their age; the patterns define which files are counted."""
     for directory in ("x", "y"):
         for day in (10, 20, 30, 40):
             put(root / directory / f"core.{day}", days=day)
@@ -73,8 +73,8 @@ def test_the_newest_of_each_directory_stay(root: Path) -> None:
     assert left(output, "cores") == {"among_newest": 4}
 
 
-def test_age_counts_from_the_last_use_unless_the_rule_says_otherwise(root: Path) -> None:
-    """By default a file with an old date that was put there a moment ago is young, and so is one just read."""
+def test_age_counts_from_the_last_use_by_default(root: Path) -> None:
+    """By default, a file is young if it was just put there with an old date, or just read."""
     put(root / "unpacked")
     assert left(clean(cleaner({"tmp": {"roots": [root], "age_by": "used"}})), "tmp") == {"young": 1}
     assert left(clean(cleaner({"tmp": {"roots": [root], "age_by": "changed"}})), "tmp") == {"young": 1}
@@ -84,8 +84,8 @@ def test_age_counts_from_the_last_use_unless_the_rule_says_otherwise(root: Path)
     assert clean(cleaner({"tmp": {"roots": [root], "age_by": "changed"}}, clocks=later))["files"] == 1
 
 
-def test_a_file_that_somebody_has_open_stays(root: Path) -> None:
-    """It may be open for reading, for writing, or only mapped; when it is closed it goes."""
+def test_a_file_open_in_a_process_stays(root: Path) -> None:
+    """It may be open for reading or writing, or only mapped; once closed, it is deleted."""
     for name in ("read", "written", "mapped", "free"):
         put(root / name, size=5000)
     by = cleaner({"tmp": {"roots": [root]}})
@@ -97,16 +97,16 @@ def test_a_file_that_somebody_has_open_stays(root: Path) -> None:
     assert clean(by)["files"] == 3
 
 
-def test_somebody_elses_lease_is_respected(root: Path) -> None:
-    """A file on which another process holds a lease is in use, and is not waited for."""
+def test_another_processes_lease_is_respected(root: Path) -> None:
+    """A file with another process's lease is in use, and the cleaner does not wait for it."""
     path = put(root / "leased")
     with path.open("rb") as file:
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         assert left(clean(cleaner({"tmp": {"roots": [root]}})), "tmp") == {"open": 1}
 
 
-def test_what_is_not_a_plain_file_with_one_name_stays(root: Path) -> None:
-    """Links of both kinds, pipes and sockets stay, for deleting them frees nothing, or is not meant."""
+def test_only_plain_files_with_one_name_are_deleted(root: Path) -> None:
+    """Links of both kinds, pipes and sockets stay, because deleting them frees nothing or is not intended."""
     put(root.parent / "outside" / "precious")
     put(root / "one")
     os.link(root / "one", root / "two")
@@ -124,8 +124,8 @@ def test_what_is_not_a_plain_file_with_one_name_stays(root: Path) -> None:
 ODD = ["new\nline", "tab\tquote'\"", "-rf", " ", "*", "\udcff\udcfe", "\x1b[31m", "x" * 255, "ä" * 127, "a\\b"]
 
 
-def test_any_name_can_be_deleted_and_told(root: Path) -> None:
-    """Names may have line breaks or bytes that are not UTF-8, or be the longest; in the output these are escapes."""
+def test_any_name_can_be_deleted_and_reported(root: Path) -> None:
+    """Names may contain line breaks or invalid UTF-8, or be very long; the output escapes them."""
     for name in ODD:
         put(root / name)
         put(root / "young" / name, days=1)
@@ -139,7 +139,7 @@ def test_any_name_can_be_deleted_and_told(root: Path) -> None:
 
 
 def test_a_tree_deeper_than_any_path_is_walked_as_far_as_is_safe(root: Path) -> None:
-    """Beyond the deepest level that is entered it is left, with that reason; nothing fails by it."""
+    """Directories below the deepest level entered are left, with that reason; nothing fails."""
     fd = os.open(root, os.O_RDONLY)
     for level in range(300):
         name = f"level-{level:0200}"
@@ -155,8 +155,8 @@ def test_a_tree_deeper_than_any_path_is_walked_as_far_as_is_safe(root: Path) -> 
     assert (output["files"], left(output, "tmp")) == (1, {"too_deep": 1})
 
 
-def test_sizes_are_what_is_stored(root: Path) -> None:
-    """A sparse file is as small as what is stored of it."""
+def test_sizes_are_allocated_sizes(root: Path) -> None:
+    """The size of a sparse file is the space that it occupies."""
     put(root / "large", size=100_000)
     put(root / "small", size=100)
     with put(root / "sparse").open("r+b") as file:
@@ -167,8 +167,8 @@ def test_sizes_are_what_is_stored(root: Path) -> None:
     assert left(output, "tmp") == {"size": 2}
 
 
-def test_limits_of_files_and_bytes_hold_over_all_rules(root: Path) -> None:
-    """The policy's limits hold for the command, the rule's for itself; what is too large is passed over."""
+def test_limits_on_files_and_bytes_apply_across_all_rules(root: Path) -> None:
+    """The policy's limits apply to the command, the rule's to the rule; oversized files are skipped."""
     for day in range(10, 16):
         put(root / "a" / f"{day}", days=day, size=4096)
         put(root / "b" / f"{day}", days=day, size=4096)
@@ -183,7 +183,7 @@ def test_limits_of_files_and_bytes_hold_over_all_rules(root: Path) -> None:
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_it_ends_between_files_when_the_agent_ends(root: Path, dry_run: bool) -> None:
+def test_the_cleaning_stops_between_files_when_the_agent_stops(root: Path, dry_run: bool) -> None:
     """The output says what it did until then."""
     for day in range(10, 20):
         put(root / f"{day}", days=day)
@@ -194,16 +194,16 @@ def test_it_ends_between_files_when_the_agent_ends(root: Path, dry_run: bool) ->
     assert len(names(root)) == (10 if dry_run else 6)
 
 
-def test_it_ends_at_the_deadline(root: Path) -> None:
-    """It ends in time also while it is still looking."""
+def test_the_cleaning_ends_at_the_deadline(root: Path) -> None:
+    """It ends in time even while it is still searching."""
     put(root / "a")
     by = cleaner({"tmp": {"roots": [root]}}, clocks=Clocks(now=lambda: 2 * NEVER, sleep=lambda _: None))
     output = clean(by)
     assert (output["files"], output["stopped"], names(root)) == (0, "out_of_time", {"a"})
 
 
-def test_more_files_than_are_remembered_at_once_go_in_the_same_order(root: Path) -> None:
-    """They go in several rounds, and the target ends it in the middle of one."""
+def test_more_files_than_fit_in_memory_are_deleted_in_the_same_order(root: Path) -> None:
+    """They are deleted in several rounds, and the target ends the cleaning within one."""
     for day in range(10, 40):
         put(root / f"{day % 3}" / f"{day}", days=day, size=4096)
     by = cleaner({"tmp": {"roots": [root]}}, measure=filled_by(root, 100 * 4096))
@@ -213,8 +213,8 @@ def test_more_files_than_are_remembered_at_once_go_in_the_same_order(root: Path)
     assert (output["files"], left(output, "tmp")) == (17, {"free_enough": 13})
 
 
-def test_a_filesystem_that_frees_late_is_given_a_moment(root: Path) -> None:
-    """What was deleted is enough, so no more is deleted although the filesystem does not show it yet."""
+def test_a_filesystem_that_frees_space_late_is_given_time(root: Path) -> None:
+    """The deleted files are enough, so no more are deleted before the filesystem shows it."""
     for day in range(10, 20):
         put(root / f"{day}", days=day, size=4096)
     moments = [0]
@@ -231,10 +231,8 @@ def test_a_filesystem_that_frees_late_is_given_a_moment(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("answers", "deleted"), [(3, 1), (5, 3)])
-def test_free_space_that_cannot_be_read_any_more_ends_the_rule_not_the_report(
-    root: Path, answers: int, deleted: int
-) -> None:
-    """Such as of a network file system whose server has gone."""
+def test_unreadable_free_space_ends_the_rule_but_not_the_report(root: Path, answers: int, deleted: int) -> None:
+    """This happens, for example, on a network file system whose server is gone."""
     for day in range(10, 20):
         put(root / f"{day}", days=day, size=4096)
     asked = iter(range(answers))
@@ -254,7 +252,7 @@ def test_free_space_that_cannot_be_read_any_more_ends_the_rule_not_the_report(
 def test_a_target_missed_on_one_filesystem_is_missed_although_another_is_unknown(
     root: Path, percent: int, reached: bool | None
 ) -> None:
-    """And reached only where all can be read."""
+    """The target counts as reached only if all filesystems can be read."""
     answers = iter((percent, percent, percent))
 
     def measure(_: int) -> DiskSpace:
@@ -274,16 +272,16 @@ def test_a_target_missed_on_one_filesystem_is_missed_although_another_is_unknown
         os.close(fd)
 
 
-def test_a_filesystem_that_others_fill_meanwhile_is_cleaned_further(root: Path) -> None:
-    """What is measured counts in the end, not what was deleted."""
+def test_a_filesystem_that_others_fill_during_cleaning_is_cleaned_further(root: Path) -> None:
+    """The measured free space counts in the end, not the amount deleted."""
     for day in range(10, 20):
         put(root / f"{day}", days=day, size=4096)
     output = clean(cleaner({"tmp": {"roots": [root]}}, measure=lambda _: DiskSpace(5, 100)), until=10)
     assert (output["files"], output["reached"], output["stopped"]) == (10, False, None)
 
 
-def test_roots_that_cannot_be_trusted_are_refused_and_the_others_cleaned(root: Path) -> None:
-    """A link, a link on the way, a missing root, a file, one that others could exchange or own: all are refused."""
+def test_untrusted_roots_are_rejected_and_the_others_cleaned(root: Path) -> None:
+    """A link, a link on the path, a missing root, a file, or one that others could replace or own is rejected."""
     base = root.parent
     put(root / "a")
     put(base / "real" / "inner" / "b")
@@ -307,8 +305,8 @@ def test_roots_that_cannot_be_trusted_are_refused_and_the_others_cleaned(root: P
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to somebody else")
-def test_a_root_of_another_user_needs_that_user_in_the_policy(root: Path) -> None:
-    """Its owner could put into it what he likes; the policy says whom it trusts."""
+def test_a_root_of_another_user_requires_that_user_in_the_policy(root: Path) -> None:
+    """Its owner could put anything into it; the policy states which users it trusts."""
     put(root / "a")
     os.chown(root, 12345, 12345)
     output = clean(cleaner({"tmp": {"roots": [root]}}))
@@ -317,7 +315,7 @@ def test_a_root_of_another_user_needs_that_user_in_the_policy(root: Path) -> Non
 
 
 def test_a_checkpoint_is_not_entered_by_a_rule_about_files(root: Path) -> None:
-    """It may be known by its name or by what is in it: only a rule about checkpoints touches those."""
+    """It is recognised by its name or content: only a rule about checkpoints touches it."""
     for name in ("run/checkpoint-100/model.pt", "run/last/.trainmedic-complete", "run/last/model.pt", "run/log"):
         put(root / name)
     output = clean(cleaner({"tmp": {"roots": [root]}}))
@@ -325,8 +323,8 @@ def test_a_checkpoint_is_not_entered_by_a_rule_about_files(root: Path) -> None:
     assert left(output, "tmp") == {"in_checkpoint": 2}
 
 
-def test_two_rules_that_mean_the_same_file_count_it_once(root: Path) -> None:
-    """That holds in a trial run too, where the file is still there for the second rule."""
+def test_two_rules_that_match_the_same_file_count_it_once(root: Path) -> None:
+    """This holds also in a dry run, where the file still exists for the second rule."""
     for day in (10, 20, 30):
         put(root / f"{day}", days=day, size=4096)
     by = cleaner({"one": {"roots": [root], "min_age": "15d"}, "two": {"roots": [root]}})
@@ -336,8 +334,8 @@ def test_two_rules_that_mean_the_same_file_count_it_once(root: Path) -> None:
     assert (run["rules"], run["files"], run["bytes"]) == (trial["rules"], trial["files"], trial["bytes"])
 
 
-def test_a_file_that_may_not_be_deleted_is_told_in_a_trial_run_too(root: Path) -> None:
-    """The directory may not be written; root is held by the attribute "immutable" alone."""
+def test_a_file_that_may_not_be_deleted_is_also_reported_in_a_dry_run(root: Path) -> None:
+    """The directory is not writable; root is blocked only by the immutable attribute."""
     put(root / "closed" / "a")
     put(root / "open" / "b")
     mode = stat.S_IMODE((root / "closed").stat().st_mode)
@@ -352,7 +350,7 @@ def test_a_file_that_may_not_be_deleted_is_told_in_a_trial_run_too(root: Path) -
 
 
 def test_the_agents_own_directory_is_never_touched(tmp_path: Path) -> None:
-    """It may lie anywhere below a root: what is in it is left, and what is beside it goes."""
+    """It may be anywhere below a root: its content is left, and files next to it are deleted."""
     put(tmp_path / "root/state/agent.db")
     put(tmp_path / "root/state/deep/old")
     put(tmp_path / "root/other/old")
@@ -376,8 +374,8 @@ def test_a_checkpoint_that_holds_the_agents_directory_stays(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("inside", ["", "cache"])
-def test_a_root_in_the_agents_own_directory_is_refused(tmp_path: Path, inside: str) -> None:
-    """The refusal says what to do."""
+def test_a_root_in_the_agents_own_directory_is_rejected(tmp_path: Path, inside: str) -> None:
+    """The message states the remedy."""
     state = tmp_path / "state"
     put(state / "cache/old")
     by = replace(cleaner({"tmp": {"roots": [state / inside]}}), state_dir=state)
@@ -386,8 +384,8 @@ def test_a_root_in_the_agents_own_directory_is_refused(tmp_path: Path, inside: s
     assert (state / "cache/old").exists()
 
 
-def test_a_file_whose_owner_has_set_a_time_of_long_ago_holds_nobody_up() -> None:
-    """tmpfs stores the year 1000. The file is the oldest, and the others have their turn."""
+def test_a_file_with_a_very_old_timestamp_does_not_block_others() -> None:
+    """tmpfs stores the year 1000. The file is the oldest, and the others are still processed."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None) as name:
         root = Path(name)
         for number in (1, 2):

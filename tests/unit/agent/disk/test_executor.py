@@ -40,8 +40,8 @@ def order(params: Mapping[str, Any], *, resumed: bool = False, lasts: float = 60
     return accepted("disk.clean", resumed=resumed, seconds=lasts, **params)
 
 
-def test_a_command_cleans_and_its_output_can_be_sent(root: Path) -> None:
-    """The output has plain values: how much was freed, how full it is before and after, and whether it was resumed."""
+def test_a_command_cleans_and_returns_a_serialisable_output(root: Path) -> None:
+    """The output has plain values: freed space, usage before and after, and whether it was resumed."""
     executor = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}}))
     assert (executor.action, executor.queue) == ("disk.clean", "disk")
     output = json.loads(json.dumps(executor.perform(order({"rules": ["tmp"]}))))
@@ -51,7 +51,7 @@ def test_a_command_cleans_and_its_output_can_be_sent(root: Path) -> None:
 
 
 def test_an_undo_cleans_nothing(root: Path) -> None:
-    """What was deleted is gone, and a command that asks for it back must not delete more."""
+    """Deleted files cannot be restored, and an undo must not delete more."""
     undo = order({"rules": ["tmp"]})
     undo = replace(undo, command=dataclasses.replace(undo.command, undo_of="c0"))
     with pytest.raises(CommandRejected, match="has no undo"):
@@ -59,22 +59,22 @@ def test_an_undo_cleans_nothing(root: Path) -> None:
     assert names(root) == {"a"}
 
 
-def test_a_command_that_comes_again_finds_nothing_more_to_do(root: Path) -> None:
-    """What the rules name is gone; the output says that it counts only the second part."""
+def test_a_repeated_command_finds_nothing_more_to_do(root: Path) -> None:
+    """The files named by the rules are gone; the output says that it counts only the second part."""
     executor = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}}))
     executor.perform(order({"rules": ["tmp"]}))
     again = executor.perform(order({"rules": ["tmp"]}, resumed=True))
     assert (again["files"], again["resumed"]) == (0, True)
 
 
-def test_a_trial_run_deletes_nothing(root: Path) -> None:
-    """With dry_run the output says what would go."""
+def test_a_dry_run_deletes_nothing(root: Path) -> None:
+    """With dry_run the output says what would be deleted."""
     output = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}})).perform(order({"rules": ["tmp"], "dry_run": True}))
     assert (output["files"], names(root)) == (1, {"a"})
 
 
-def test_it_ends_before_the_command_expires(root: Path) -> None:
-    """It ends in time for the reply to be back."""
+def test_the_cleaning_ends_before_the_command_expires(root: Path) -> None:
+    """It ends early enough for the reply to arrive."""
     clocks = Clocks(now=lambda: time.time() + 596, sleep=lambda _: None)
     output = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}}, clocks=clocks)).perform(order({"rules": ["tmp"]}))
     assert output["stopped"] == "out_of_time"
@@ -97,22 +97,22 @@ def test_it_ends_before_the_command_expires(root: Path) -> None:
         ({"rules": ["gone"]}, "no root of 'gone' can be cleaned: "),
     ],
 )
-def test_what_makes_no_sense_is_rejected_and_nothing_is_touched(root: Path, params: dict[str, Any], told: str) -> None:
-    """The rejection has a reason. A command can name rules; it can never say where or what to delete."""
+def test_invalid_parameters_are_rejected_and_nothing_is_touched(root: Path, params: dict[str, Any], told: str) -> None:
+    """The rejection has a reason. A command can name rules, but never what to delete or where."""
     executor = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}, "gone": {"roots": [root / "gone"]}}))
     with pytest.raises(CommandRejected, match="^.*" + told.replace("'", ".")):
         executor.perform(order(params))
     assert names(root) == {"a"}
 
 
-def test_a_policy_without_rules_says_so() -> None:
-    """It is the policy that has to be changed, not the playbook."""
+def test_a_policy_without_rules_is_reported() -> None:
+    """The policy has to be changed, not the playbook."""
     with pytest.raises(CommandRejected, match="it has none"):
         DiskCleanExecutor(cleaner({})).perform(order({"rules": ["tmp"]}))
 
 
-def test_roots_elsewhere_are_left_alone_and_the_answer_says_so(root: Path) -> None:
-    """Nothing is deleted for a file system on which no rule of the policy works."""
+def test_roots_on_other_file_systems_are_left_alone_and_reported(root: Path) -> None:
+    """Nothing is deleted for a file system that no rule of the policy covers."""
     executor = DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}}))
     named = [{"mountpoint": "/no/such/mount", "device": "/dev/no-such-disk"}]
     with pytest.raises(CommandRejected, match=r"does not lie on /no/such/mount \(/dev/no-such-disk\)"):
@@ -121,7 +121,7 @@ def test_roots_elsewhere_are_left_alone_and_the_answer_says_so(root: Path) -> No
 
 
 def test_roots_on_the_named_file_system_are_cleaned(root: Path) -> None:
-    """Which this process knows by the mount that the root is reached by."""
+    """The process identifies the file system by the mount through which the root is reached."""
     fd = os.open(root, os.O_RDONLY)
     number = mount_of(fd)
     os.close(fd)
@@ -135,8 +135,8 @@ def test_roots_on_the_named_file_system_are_cleaned(root: Path) -> None:
     "named",
     ["/", {"mountpoint": "/"}, [{"mountpoint": ""}], [{}], ["/"], [{"mountpoint": 7}], [{"mountpoint": "/"}] * 101],
 )
-def test_file_systems_that_cannot_be_read_are_refused(root: Path, named: Any) -> None:
-    """Rather than none being meant, which would be all."""
+def test_unreadable_file_systems_are_rejected(root: Path, named: Any) -> None:
+    """Otherwise none would be selected, which would mean all."""
     with pytest.raises(CommandRejected, match="filesystems must be a list"):
         DiskCleanExecutor(cleaner({"tmp": {"roots": [root]}})).perform(order({"rules": ["tmp"], "filesystems": named}))
     assert names(root) == {"a"}

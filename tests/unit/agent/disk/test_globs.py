@@ -33,13 +33,13 @@ def matches(pattern: str, path: str) -> bool:
     ],
 )
 def test_a_pattern_matches_whole_paths_part_by_part(pattern: str, matched: list[str], not_matched: list[str]) -> None:
-    """Stars stay within a part, ``**`` spans parts, dots and odd bytes are characters like others."""
+    """Stars stay within a part, ``**`` spans parts, dots and odd bytes are ordinary characters."""
     assert [path for path in matched if not matches(pattern, path)] == []
     assert [path for path in not_matched if matches(pattern, path)] == []
 
 
 def test_directories_in_which_nothing_can_match_are_not_entered() -> None:
-    """`below` says None there, so that a walk leaves out what no pattern means."""
+    """`below` returns None there, so that a walk skips what no pattern can match."""
     state = GlobState.of([Glob.read("runs/*/logs/*.log"), Glob.read("tmp/**")])
     assert state.below("data") is None
     runs = state.below("runs")
@@ -52,7 +52,7 @@ def test_directories_in_which_nothing_can_match_are_not_entered() -> None:
 @pytest.mark.parametrize(
     "pattern", ["", "/a", "a//b", "a/", "./a", "a/../b", "..", "a**", "**.log", "a\0b", "a" * 1025]
 )
-def test_a_pattern_that_says_nothing_sensible_is_refused(pattern: str) -> None:
+def test_an_invalid_pattern_is_rejected(pattern: str) -> None:
     """The message says what is wrong."""
     with pytest.raises(ValueError, match=r"\w"):
         Glob.read(pattern)

@@ -58,15 +58,15 @@ def found(proc: Path, *names: NamedFilesystem) -> set[int]:
         ("C:", "", set()),
     ],
 )
-def test_on_the_machine_itself_the_mount_point_says_it(
+def test_on_the_machine_itself_the_mount_point_identifies_the_file_system(
     tmp_path: Path, mountpoint: str, device: str, numbers: set[int]
 ) -> None:
-    """With the prefix under which an exporter in a container sees it, too; and else the device."""
+    """A prefix seen by an exporter in a container is also accepted; otherwise the device decides."""
     assert found(tables(tmp_path, MACHINE), NamedFilesystem(mountpoint, device)) == numbers
 
 
-def test_of_several_one_is_enough(tmp_path: Path) -> None:
-    """As where alerts on two file systems have joined in a run."""
+def test_one_of_several_file_systems_is_enough(tmp_path: Path) -> None:
+    """Several occur where alerts on two file systems have joined one run."""
     proc = tables(tmp_path, MACHINE)
     assert found(proc, NamedFilesystem("/data"), NamedFilesystem("/run")) == {DATA, TMP}
 
@@ -75,50 +75,50 @@ def test_of_several_one_is_enough(tmp_path: Path) -> None:
     ("mountpoint", "device", "numbers"),
     [("/", "/dev/nvme0n1p2", {TMP}), ("/data", "", {DATA}), ("/data", "/dev/md127", {DATA}), ("/boot/efi", "", set())],
 )
-def test_an_agent_in_a_container_looks_at_the_machines_mounts(
+def test_an_agent_in_a_container_uses_the_machines_mounts(
     tmp_path: Path, mountpoint: str, device: str, numbers: set[int]
 ) -> None:
-    """Where it sees the machine's processes: its own directories are parts of the same file systems."""
+    """It does so if it sees the machine's processes: its own directories are on the same file systems."""
     assert found(tables(tmp_path, CONTAINER, MACHINE), NamedFilesystem(mountpoint, device)) == numbers
 
 
-def test_an_agent_that_sees_its_container_alone_goes_by_the_device(tmp_path: Path) -> None:
-    """The machine's / is not its own /, and what is mounted there is the same for both."""
+def test_an_agent_that_sees_only_its_container_uses_the_device(tmp_path: Path) -> None:
+    """The machine's / is not its own /, but the device of a mount is the same for both."""
     proc = tables(tmp_path, CONTAINER)
     assert TMP in found(proc, NamedFilesystem("/", "/dev/nvme0n1p2"))
     assert TMP not in found(proc, NamedFilesystem("/", "/dev/sdz"))
 
 
-def test_a_source_that_many_file_systems_share_does_not_stand_for_all_of_them(tmp_path: Path) -> None:
-    """Every tmpfs is called so; the one at the mount point is meant."""
+def test_a_source_shared_by_many_file_systems_does_not_match_all_of_them(tmp_path: Path) -> None:
+    """Every tmpfs has the same source; only the one at the mount point is meant."""
     proc = tables(tmp_path, (*MACHINE, line(DATA + 10, "0:60", "/dev/shm", "tmpfs", "tmpfs")))
     search = FilesystemSearch([NamedFilesystem("/run", "tmpfs")], proc)
     assert (search.finds(TMP), search.finds(DATA + 10)) == (True, False)
 
 
 @pytest.mark.parametrize("source", ["tmpfs", "overlay"])
-def test_a_source_that_identifies_no_device_finds_nothing_elsewhere(tmp_path: Path, source: str) -> None:
-    """Where the agent does not see the mount point, another tmpfs or the root of its container is not what is meant."""
+def test_a_source_that_identifies_no_device_matches_nothing_elsewhere(tmp_path: Path, source: str) -> None:
+    """If the agent cannot see the mount point, another tmpfs or its container's root does not match."""
     proc = tables(
         tmp_path, (line(ROOT, "0:301", "/", "overlay", "overlay"), line(TMP, "0:61", "/run", "tmpfs", "tmpfs"))
     )
     assert found(proc, NamedFilesystem("/elsewhere", source)) == set()
 
 
-def test_the_last_mount_at_a_place_hides_those_before(tmp_path: Path) -> None:
-    """As where a disk was mounted over a directory that was one."""
+def test_the_last_mount_at_a_path_hides_earlier_ones(tmp_path: Path) -> None:
+    """For example, a disk was mounted over a directory that was a mount point."""
     proc = tables(tmp_path, (*MACHINE, line(DATA + 1, "9:3", "/data", "/dev/md3")))
     search = FilesystemSearch([NamedFilesystem("/data")], proc)
     assert (search.finds(DATA), search.finds(DATA + 1)) == (False, True)
 
 
-def test_blanks_in_a_name_are_read(tmp_path: Path) -> None:
+def test_blanks_in_a_name_are_decoded(tmp_path: Path) -> None:
     """The kernel escapes them."""
     proc = tables(tmp_path, (line(DATA, "9:3", "/my\\040data", "/dev/md3"),))
     assert found(proc, NamedFilesystem("/my data")) == {DATA}
 
 
-def test_where_no_mounts_can_be_read_nothing_is_found(tmp_path: Path) -> None:
-    """So nothing is deleted that may lie elsewhere."""
+def test_nothing_matches_if_the_mounts_cannot_be_read(tmp_path: Path) -> None:
+    """So nothing is deleted that may be on another file system."""
     assert found(tmp_path, NamedFilesystem("/", "/dev/sda1")) == set()
     assert not FilesystemSearch([NamedFilesystem("/")], tables(tmp_path, MACHINE)).finds(None)

@@ -51,7 +51,7 @@ def after(count: int, act: Callable[[], object]) -> Callable[[], bool]:
 )
 @pytest.mark.parametrize("link", [False, True])
 def test_a_directory_that_is_moved_away_ends_its_cleaning(base: Path, moved: str, to: str, link: bool) -> None:
-    """It may go out of the root, under an excluded name, or with the root itself; a link may lead to where it is."""
+    """It may leave the root, move under an excluded name, or move with the root; a link may lead to it."""
 
     def move() -> None:
         (base / moved).rename(base / to)
@@ -68,8 +68,8 @@ def test_a_directory_that_is_moved_away_ends_its_cleaning(base: Path, moved: str
     assert output["files"] + sum(left(output, "tmp").values()) == FILES
 
 
-def test_a_log_in_a_directory_that_is_moved_away_keeps_what_it_holds(base: Path) -> None:
-    """Emptying is no less than deleting."""
+def test_a_log_in_a_directory_that_is_moved_away_keeps_its_content(base: Path) -> None:
+    """Truncating is as harmful as deleting."""
     rule = {"roots": [base / "root"], "globs": "runs/**", "do": "truncate"}
 
     def move() -> None:
@@ -81,8 +81,8 @@ def test_a_log_in_a_directory_that_is_moved_away_keeps_what_it_holds(base: Path)
 
 
 @pytest.mark.parametrize("moved", ["root", "root/old", f"root/old/{DELETING}checkpoint-1"])
-def test_a_checkpoint_that_is_moved_away_half_deleted_keeps_the_rest(base: Path, moved: str) -> None:
-    """What is left is no complete checkpoint under any name, for its marks were deleted first."""
+def test_a_checkpoint_moved_away_during_deletion_keeps_the_rest(base: Path, moved: str) -> None:
+    """The rest is no complete checkpoint under any name, because its markers were deleted first."""
     alive: list[int] = []
 
     def move() -> None:
@@ -100,10 +100,10 @@ def test_a_checkpoint_that_is_moved_away_half_deleted_keeps_the_rest(base: Path,
     assert complete == {"checkpoint-2", "checkpoint-3"}
 
 
-def test_a_checkpoint_that_is_moved_before_anything_is_deleted_keeps_its_name(
+def test_a_checkpoint_moved_before_anything_is_deleted_keeps_its_name(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its directory it goes elsewhere right after it was renamed: whole, and as it was called."""
+    """It moves with its directory right after its rename, and stays whole under its old name."""
     in_place = checkpoint_removal.is_in_place
 
     def moving(fd: int, path: str) -> bool:

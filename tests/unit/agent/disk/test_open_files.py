@@ -46,7 +46,7 @@ def inode(path: Path) -> tuple[int, int]:
 
 
 def test_open_and_mapped_files_are_found(proc: Path, tmp_path: Path) -> None:
-    """Any process may have them open, in any way; a descriptor that only names a file does not count."""
+    """Any process may have them open, in any mode; a descriptor opened only as a path does not count."""
     read, written, mapped, named, free = (put(tmp_path / name) for name in ("r", "w", "m", "n", "f"))
     facts = mapped.stat()
     device = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}"
@@ -61,7 +61,7 @@ def test_open_and_mapped_files_are_found(proc: Path, tmp_path: Path) -> None:
 
 
 def test_all_writers_must_append(proc: Path, tmp_path: Path) -> None:
-    """One of several that does not is enough to say no."""
+    """One writer that does not append is enough to return False."""
     both, one, nobody = (put(tmp_path / name) for name in ("both", "one", "nobody"))
     append = os.O_WRONLY | os.O_APPEND
     process(proc, 5, {"3": (both, append), "4": (one, append)})
@@ -71,10 +71,10 @@ def test_all_writers_must_append(proc: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hidden", ["hidepid", "namespace", "permission"])
-def test_what_cannot_be_seen_is_not_taken_for_unused(
+def test_unseen_processes_do_not_make_a_file_unused(
     proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: str
 ) -> None:
-    """Processes may be hidden by an option of the mount, by a namespace, or by their owner."""
+    """Processes may be hidden by a mount option, by a namespace, or by their owner."""
     free = put(tmp_path / "free")
     process(proc, 5, {})
     if hidden == "hidepid":
@@ -88,16 +88,16 @@ def test_what_cannot_be_seen_is_not_taken_for_unused(
     assert usage.all_writers_append(inode(free)) is False
 
 
-def test_a_kernel_thread_has_nothing_to_see(proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not readable for everybody, and that hides nothing."""
+def test_a_kernel_thread_has_no_open_files_to_see(proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not readable for every user, and that hides nothing."""
     monkeypatch.setattr(FileUsage, "_add_mappings", _not_permitted)
     process(proc, 2, {})
     (proc / "2" / "stat").write_text("2 (kthread (odd) name) S 0 0 0 0 -1 2129984 0 0")
     assert file_usage(proc).obstacle(None, inode(put(tmp_path / "free"))) is None
 
 
-def test_names_that_a_user_chose_neither_hide_a_file_nor_end_the_cleaning(proc: Path, tmp_path: Path) -> None:
-    """He maps files whose names hold what looks like further lines, and mounts at such places."""
+def test_names_chosen_by_a_user_neither_hide_a_file_nor_end_the_cleaning(proc: Path, tmp_path: Path) -> None:
+    """The user maps files and mounts at places whose names contain apparent further lines."""
     mapped, free = put(tmp_path / "mapped"), put(tmp_path / "free")
     odd = "7f00-7f01 r--p 00000000 08:01 7 /tmp/a\rb\x0c\x1c 00000000-1 r-xp 0 zz:zz zz /x\x85 y\n"
     process(proc, 5, {}, maps=f"{odd}7f00-7f01 r--p 00000000 08:01 {mapped.stat().st_ino} /m\udcff\n")
@@ -109,16 +109,16 @@ def test_names_that_a_user_chose_neither_hide_a_file_nor_end_the_cleaning(proc: 
     assert usage.obstacle(None, inode(free)) is None
 
 
-def test_what_a_process_has_open_is_looked_through_only_as_long_as_there_is_time(proc: Path, tmp_path: Path) -> None:
-    """It may have a million files open, and then what was not looked at is not taken for unused."""
+def test_a_processes_open_files_are_searched_only_until_the_deadline(proc: Path, tmp_path: Path) -> None:
+    """There may be a million open files, and unchecked ones do not count as unused."""
     free = put(tmp_path / "free")
     process(proc, 5, {str(number): (free, os.O_PATH) for number in range(300)})
     assert file_usage(proc, stopping=True).obstacle(None, inode(free)) is Reason.OPEN_UNKNOWN
     assert file_usage(proc).obstacle(None, inode(free)) is None
 
 
-def test_where_there_are_no_leases_the_processes_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a network filesystem what is open on this node stays, and the rest goes if every process could be seen."""
+def test_without_leases_the_processes_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network filesystem, files open on this node stay; the rest goes if every process could be seen."""
 
     def none(fd: int) -> bool:
         raise OSError("no leases")

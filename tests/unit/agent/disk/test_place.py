@@ -37,8 +37,8 @@ def opened(path: Path) -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("_kernel")
-def test_only_the_very_directory_at_the_path_is_in_place(tmp_path: Path) -> None:
-    """Not one that was moved, nor another at its path, nor itself behind a link, on the way or at the end."""
+def test_only_the_same_directory_at_the_path_is_in_place(tmp_path: Path) -> None:
+    """A moved directory, another at its path, or one behind a link, on the way or at the end, is not."""
     (tmp_path / "a" / "b").mkdir(parents=True)
     path = str(tmp_path / "a" / "b")
     with opened(tmp_path / "a" / "b") as fd:
@@ -60,7 +60,7 @@ def test_only_the_very_directory_at_the_path_is_in_place(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("_kernel")
-def test_a_path_that_is_too_long_for_the_kernel_is_looked_up_all_the_same(tmp_path: Path) -> None:
+def test_a_path_that_is_too_long_for_the_kernel_is_still_looked_up(tmp_path: Path) -> None:
     """The cleaner enters 128 levels, whose names may have 255 bytes each."""
     name, levels = "d" * 250, 20
     fd = os.open(tmp_path, os.O_RDONLY)
@@ -78,8 +78,8 @@ def test_a_path_that_is_too_long_for_the_kernel_is_looked_up_all_the_same(tmp_pa
         os.close(fd)
 
 
-def test_what_cannot_be_looked_up_is_an_error_and_no_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Else a lack of descriptors would look like a move."""
+def test_a_failed_lookup_is_an_error_and_no_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Otherwise a lack of descriptors would look like a move."""
 
     def none_left(_: bytes) -> int:
         raise OSError(errno.EMFILE, "too many open files")

@@ -20,7 +20,7 @@ from trainmedic_agent.disk.walk import WalkedDirectory
 
 
 def test_without_inotify_every_directory_may_be_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user may have no instance left."""
+    """The user may have no inotify instance left."""
     refusing = SimpleNamespace(inotify_init1=lambda _: -1, inotify_add_watch=lambda *_: -1)
     monkeypatch.setattr(read_watch, "_libc", refusing)
     fd = os.open(tmp_path, os.O_RDONLY)

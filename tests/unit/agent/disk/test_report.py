@@ -31,8 +31,8 @@ def counters(rules: int) -> dict[str, RuleCounters]:
     return every
 
 
-def test_the_output_of_many_rules_has_fewer_examples_so_that_it_is_kept() -> None:
-    """Counts stay: a larger reply would lose them all."""
+def test_the_output_of_many_rules_has_fewer_examples() -> None:
+    """The counts stay: an oversized reply would lose them all."""
     few, many = outputs(counters(2)), outputs(counters(20))
     assert fitting(many) is many
     for output, examples in ((few, 3), (many, 1)):
@@ -48,7 +48,7 @@ def test_the_output_of_very_many_rules_has_no_examples() -> None:
 
 
 def test_the_output_of_rules_with_very_many_roots_names_some_of_them() -> None:
-    """Rules may have any number of roots, and each is refused with a sentence."""
+    """Rules may have any number of roots, and each is rejected with a message."""
     every = counters(20)
     for part in every.values():
         part.refused_roots = {f"/scratch/{number}": "it belongs to another user" for number in range(200)}

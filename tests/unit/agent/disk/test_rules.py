@@ -29,8 +29,8 @@ def read(section: object) -> rules.CleaningPolicy:
     return cleaning
 
 
-def test_a_whole_rule_is_read() -> None:
-    """Every key is read in the forms that a person would write."""
+def test_a_complete_rule_is_read() -> None:
+    """Every key is read in the forms that a user would write."""
     raw = {
         **LEAST,
         "globs": "*/ckpt/*",
@@ -60,7 +60,7 @@ def test_a_whole_rule_is_read() -> None:
     assert (cleaning.max_files, cleaning.max_bytes) == (rules.DEFAULT_MAX_FILES, 500 * 10**9)
 
 
-def test_no_cleaning_part_allows_nothing() -> None:
+def test_a_policy_without_a_cleaning_part_allows_nothing() -> None:
     """An empty policy has no rule that a command could name."""
     assert read(None) == rules.CleaningPolicy()
     assert read({}).rules == {}
@@ -97,15 +97,15 @@ def test_no_cleaning_part_allows_nothing() -> None:
         ({"when_free_below": float("nan")}, "above 0 and below 100"),
     ],
 )
-def test_what_is_wrong_in_a_rule_is_told_with_its_place(change: dict[str, Any], told: str) -> None:
+def test_errors_in_a_rule_are_reported_with_their_place(change: dict[str, Any], told: str) -> None:
     """The message names the key and what to write there."""
     [fault] = faults({"rules": {"old": {**LEAST, **change}}})
     assert fault.startswith("cleaning.rules.old")
     assert told in fault
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
-    """Faults in several rules and outside them come together, also where a rule is no mapping at all."""
+def test_all_errors_are_reported_at_once() -> None:
+    """Errors in several rules and outside them come together, also where a rule is no mapping at all."""
     told = faults({"rules": {"a": {}, "b": None, "c d": LEAST, 4: LEAST}, "owners": ["nobody-has-this-name"], "max": 1})
     assert "cleaning.max: is not known here" in told[0]
     assert [line for line in told if line.startswith("cleaning.rules.a: ")] == [
@@ -121,6 +121,6 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
 
 
 def test_a_log_may_be_truncated_at_any_age() -> None:
-    """It is young as long as it is written."""
+    """Its age is low as long as it is being written."""
     section = {"rules": {"logs": {**LEAST, "do": "truncate", "min_age": "0s"}}}
     assert read(section).rules["logs"].min_age == timedelta(0)

@@ -41,16 +41,16 @@ class Machine:
         return Throttle(clock, deadline, lambda: False)
 
 
-def test_it_rests_sixteen_times_as_long_as_it_works_where_somebody_waits_for_the_disk() -> None:
-    """It takes a seventeenth of a reader's time at most."""
+def test_it_rests_sixteen_times_as_long_as_it_works_while_others_wait_for_the_disk() -> None:
+    """The cleaning takes at most a seventeenth of a reader's time."""
     machine = Machine(contention=0.3)
     throttle = machine.throttle()
     for _ in range(20):
         assert machine.works(0.02, throttle) == pytest.approx(0.32)
 
 
-def test_it_rests_as_long_as_it_works_where_nobody_waits() -> None:
-    """It begins gently and finds out."""
+def test_it_rests_as_long_as_it_works_while_no_process_waits() -> None:
+    """The throttle starts gently and then measures the load."""
     machine = Machine()
     throttle = machine.throttle()
     rests = [machine.works(0.02, throttle) for _ in range(8)]
@@ -58,7 +58,7 @@ def test_it_rests_as_long_as_it_works_where_nobody_waits() -> None:
     assert rests[5:] == pytest.approx([0.02] * 3)
 
 
-def test_it_makes_room_again_when_somebody_comes() -> None:
+def test_it_slows_down_again_when_another_process_waits() -> None:
     """It takes a few rests until it is as gentle as at first."""
     machine = Machine()
     throttle = machine.throttle()
@@ -69,22 +69,22 @@ def test_it_makes_room_again_when_somebody_comes() -> None:
     assert rests[-1] == pytest.approx(0.32)
 
 
-def test_no_rest_is_so_long_that_the_end_would_be_missed() -> None:
+def test_no_rest_is_long_enough_to_miss_the_deadline() -> None:
     """A large file may take a second to delete; the answer must still be in time."""
     machine = Machine(contention=1.0)
     assert machine.works(5, machine.throttle()) == 2
 
 
-def test_waiting_for_a_core_is_no_work() -> None:
-    """If it were, the cleaning would hardly get on where every core is busy."""
+def test_waiting_for_a_core_does_not_count_as_work() -> None:
+    """Otherwise the cleaning would hardly progress where every core is busy."""
     machine = Machine(contention=1.0)
     throttle = machine.throttle()
     machine.queued = 0.9
     assert machine.works(1.0, throttle) == pytest.approx(1.6)
 
 
-def test_it_ends_at_the_deadline() -> None:
-    """The reason says so."""
+def test_the_throttle_ends_at_the_deadline() -> None:
+    """The reason states it."""
     machine = Machine()
     throttle = machine.throttle(deadline=1)
     machine.passes(1)
@@ -92,8 +92,8 @@ def test_it_ends_at_the_deadline() -> None:
     assert throttle.stop_reason is Reason.NO_TIME
 
 
-def test_where_the_kernel_does_not_count_somebody_always_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old kernel does not count, and neither does one without PSI."""
+def test_without_kernel_counters_a_process_always_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old kernel or one without PSI does not count waiting processes."""
     monkeypatch.setattr(throttle, "open", _absent, raising=False)
     first, second = seconds_stalled_for_disk(), seconds_stalled_for_disk()
     assert 0 < first <= second

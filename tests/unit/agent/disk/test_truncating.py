@@ -44,8 +44,8 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "proc"
 
 
-def test_a_log_that_nobody_writes_is_emptied_and_keeps_its_name(root: Path) -> None:
-    """Its bytes are free; one that is empty already is passed over."""
+def test_a_log_without_a_writer_is_emptied_and_keeps_its_name(root: Path) -> None:
+    """Its bytes are freed; a log that is already empty is skipped."""
     put(root / "a.log", size=10_000)
     put(root / "b.log", size=0)
     output = clean(cleaner({"logs": {"roots": [root], **RULE}}))
@@ -55,7 +55,7 @@ def test_a_log_that_nobody_writes_is_emptied_and_keeps_its_name(root: Path) -> N
 
 
 @pytest.mark.parametrize("rule", [RULE, SHRINK])
-def test_a_log_whose_reads_are_not_recorded_is_not_taken_for_unused(root: Path, rule: dict[str, object]) -> None:
+def test_a_log_with_unrecorded_reads_does_not_count_as_unused(root: Path, rule: dict[str, object]) -> None:
     put(root / "a.log", size=40_000)
     try:
         _set_no_access_time(root / "a.log")
@@ -84,8 +84,8 @@ def _set_no_access_time(path: Path) -> None:
         os.close(fd)
 
 
-def test_a_reader_does_not_hold_it_up(root: Path, proc: Path) -> None:
-    """Somebody who follows a log sees that it has been truncated, as with every rotation by copying."""
+def test_a_reader_does_not_block_truncation(root: Path, proc: Path) -> None:
+    """A process that follows the log sees the truncation, as with every copytruncate rotation."""
     put(root / "a.log", size=10_000)
     with (root / "a.log").open("rb") as follower:
         clean(cleaner({"logs": {"roots": [root], **RULE}}, proc=proc))
@@ -93,8 +93,8 @@ def test_a_reader_does_not_hold_it_up(root: Path, proc: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["append", "at its place"])
-def test_a_writer_goes_on_writing(root: Path, proc: Path, how: str) -> None:
-    """One that appends begins anew; in the file of another, which would leave zeros, a hole is made."""
+def test_a_writer_continues_to_write(root: Path, proc: Path, how: str) -> None:
+    """An appending writer starts again at 0; for another, which would leave zeros, a hole is made."""
     path = put(root / "a.log", size=40_000)
     argv = [sys.executable, "-c", WRITER, str(path), how]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
@@ -123,16 +123,16 @@ def test_a_writer_goes_on_writing(root: Path, proc: Path, how: str) -> None:
         assert path.stat().st_blocks * 512 == 4096
 
 
-def test_where_not_every_process_can_be_seen_a_hole_is_made(root: Path, tmp_path: Path) -> None:
-    """Whether an unseen writer appends is not known, and a hole harms neither kind."""
+def test_a_hole_is_made_if_not_every_process_can_be_seen(root: Path, tmp_path: Path) -> None:
+    """Whether an unseen writer appends is unknown, and a hole harms neither kind."""
     path = put(root / "a.log", size=40_000)
     with path.open("ab"):
         assert clean(cleaner({"logs": {"roots": [root], **RULE}}, proc=tmp_path))["bytes"] == 36_864
     assert path.stat().st_size == 40_000
 
 
-def test_an_age_is_respected_when_one_is_given(root: Path) -> None:
-    """A log that was written a moment ago is young."""
+def test_a_given_minimum_age_is_respected(root: Path) -> None:
+    """A log written a moment ago is young."""
     put(root / "old.log", days=9)
     put(root / "new.log", days=2)
     output = clean(cleaner({"logs": {"roots": [root], **RULE, "min_age": "7d"}}))
@@ -141,7 +141,7 @@ def test_an_age_is_respected_when_one_is_given(root: Path) -> None:
 
 
 def test_a_log_keeps_its_end_when_it_is_shrunk(root: Path) -> None:
-    """The space of the whole blocks before the tail is free, and a second time there is nothing to free."""
+    """The whole blocks before the tail are freed, and a second run finds nothing to free."""
     text = "".join(f"line {number}\n" for number in range(10_000)).encode()
     (root / "a.log").write_bytes(text)
     put(root / "small.log", size=4000)
@@ -157,8 +157,8 @@ def test_a_log_keeps_its_end_when_it_is_shrunk(root: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["append", "at its place"])
-def test_a_writer_and_a_reader_of_the_end_notice_no_shrinking(root: Path, how: str) -> None:
-    """The writer's next line follows its last one, and who follows the log reads both."""
+def test_a_writer_and_a_reader_of_the_end_do_not_notice_shrinking(root: Path, how: str) -> None:
+    """The writer's next line follows its last one, and a reader that follows the log reads both."""
     path = put(root / "a.log", size=40_000)
     argv = [sys.executable, "-c", WRITER, str(path), how]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
@@ -181,8 +181,8 @@ def test_a_writer_and_a_reader_of_the_end_notice_no_shrinking(root: Path, how: s
     assert path.read_bytes().endswith(b"xone\ntwo\n")
 
 
-def test_a_log_that_was_shrunk_counts_by_what_is_left_of_it(root: Path) -> None:
-    """Otherwise each cleaning would take it for a large one again."""
+def test_a_shrunk_log_counts_by_its_remaining_size(root: Path) -> None:
+    """Otherwise each cleaning would treat it as a large log again."""
     path = put(root / "a.log", size=400_000)
     by = cleaner({"logs": {"roots": [root], **SHRINK, "min_size": 100_000}})
     assert (clean(by)["files"], clean(by)["rules"]["logs"]["left"]) == (
@@ -192,7 +192,7 @@ def test_a_log_that_was_shrunk_counts_by_what_is_left_of_it(root: Path) -> None:
 
 
 def test_a_log_with_another_name_and_a_checkpoints_log_are_not_shrunk(root: Path) -> None:
-    """What never goes is never cut either."""
+    """Files that are never deleted are never cut either."""
     os.link(put(root / "a.log", size=40_000), root / "b.txt")
     put(root / "checkpoint-3" / "train.log", size=40_000)
     output = clean(cleaner({"logs": {"roots": [root], **SHRINK, "globs": "**/*.log"}}))

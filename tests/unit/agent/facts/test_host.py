@@ -37,8 +37,8 @@ def proc(tmp_path: Path) -> Path:
     return made
 
 
-def test_processors_are_as_busy_as_they_were_in_the_window(proc: Path) -> None:
-    """Waiting for a disk counts as idle, guests are not counted twice."""
+def test_cpu_usage_is_measured_over_the_window(proc: Path) -> None:
+    """Waiting for a disk counts as idle, and guests are not counted twice."""
     before = host.cpu_times(proc)
     (proc / "stat").write_text(STAT.replace("cpu  100 0 50 800 40 5 5 0 7 0", "cpu  140 0 70 830 50 5 5 0 47 0"))
     assert host.cpu(before, host.cpu_times(proc), proc) == {
@@ -52,15 +52,15 @@ def test_processors_are_as_busy_as_they_were_in_the_window(proc: Path) -> None:
 
 
 @pytest.mark.parametrize("later", ["cpu  100 0 50 800 40 5 5 0 7 0", "cpu  90 0 40 700 30 5 5 0 7 0"])
-def test_counters_that_stand_or_go_back_are_no_error(proc: Path, later: str) -> None:
-    """Some virtual machines' do."""
+def test_counters_that_stall_or_decrease_are_no_error(proc: Path, later: str) -> None:
+    """Counters of some virtual machines do."""
     before = host.cpu_times(proc)
     (proc / "stat").write_text(STAT.replace("cpu  100 0 50 800 40 5 5 0 7 0", later))
     assert 0 <= host.cpu(before, host.cpu_times(proc), proc)["percent"] <= 100
 
 
-def test_memory_that_the_kernel_can_take_back_is_available(proc: Path) -> None:
-    """With swap, and with the pressure where the kernel tells it."""
+def test_reclaimable_memory_is_available(proc: Path) -> None:
+    """The output includes swap, and memory pressure if the kernel reports it."""
     kib = 1024
     assert host.memory(proc) == {
         "memory": {
@@ -74,13 +74,13 @@ def test_memory_that_the_kernel_can_take_back_is_available(proc: Path) -> None:
     }
 
 
-def test_a_machine_without_swap_tells_of_none(proc: Path) -> None:
-    """What is not there is left out."""
+def test_a_machine_without_swap_reports_none(proc: Path) -> None:
+    """Missing values are omitted."""
     (proc / "meminfo").write_text(MEMINFO.replace("SwapTotal: 400", "SwapTotal: 0"))
     assert "swap" not in host.memory(proc)
 
 
-def test_disks_are_the_local_ones_and_those_asked_for(proc: Path, tmp_path: Path) -> None:
+def test_local_disks_and_requested_ones_are_reported(proc: Path, tmp_path: Path) -> None:
     """Network file systems are never asked, for one whose server is gone would never answer; a mount that cannot
     be asked is left out, and one file system counts once."""
     asked: list[str] = []
@@ -105,7 +105,7 @@ def test_disks_are_the_local_ones_and_those_asked_for(proc: Path, tmp_path: Path
 
 
 def test_this_machine_can_be_read() -> None:
-    """The real files, whatever kernel this is."""
+    """The test reads the real files of whatever kernel runs it."""
     times = host.cpu_times()
     assert host.cpu(times, host.cpu_times())["count"] >= 1
     assert host.memory()["memory"]["total_bytes"] > 0
@@ -113,8 +113,8 @@ def test_this_machine_can_be_read() -> None:
     assert host.uptime() > 0
 
 
-def test_names_of_mounts_that_a_user_chose_break_no_line(proc: Path) -> None:
-    """He mounts in his own directories: what looks like the end of a line is part of a name."""
+def test_mount_names_chosen_by_a_user_do_not_break_lines(proc: Path) -> None:
+    """In a mount in a user's directory, an apparent line end is part of the name."""
     unchanged = os.statvfs("/")  # what is free changes while others write
     before = host.disks(proc=proc, ask=lambda mount: unchanged)
     with (proc / "self" / "mountinfo").open("a", newline="") as mounts:

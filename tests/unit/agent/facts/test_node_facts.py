@@ -42,8 +42,8 @@ def _ask(gpus: NvmlGpus, record: GpuRecord, gpu: str | None = None, proc: Path =
     return dict(told)
 
 
-def test_facts_tell_of_the_machine_and_its_gpus(driver: Driver, gpus: NvmlGpus, ask: Ask) -> None:
-    """In plain values, under stable names."""
+def test_facts_describe_the_machine_and_its_gpus(driver: Driver, gpus: NvmlGpus, ask: Ask) -> None:
+    """The facts are plain values under stable names."""
     driver.load(0, 1.0)
     driver.fill(0, 72 << 30)
     told = ask()
@@ -65,14 +65,16 @@ def test_facts_tell_of_the_machine_and_its_gpus(driver: Driver, gpus: NvmlGpus, 
     assert {"unread", "xid"}.isdisjoint(one)
 
 
-def test_facts_for_a_gpu_have_that_one_apart(driver: Driver, gpus: NvmlGpus, ask: Ask) -> None:
-    """By whatever name the alert has it."""
+def test_facts_for_a_gpu_list_that_gpu_separately(driver: Driver, gpus: NvmlGpus, ask: Ask) -> None:
+    """The GPU is found by whatever name the alert uses."""
     assert ask("1")["gpu"]["uuid"] == SECOND
     assert "there is no GPU '7'" in ask("7")["problems"][0]
 
 
-def test_what_cannot_be_read_takes_nothing_else_down(driver: Driver, gpus: NvmlGpus, ask: Ask, tmp_path: Path) -> None:
-    """A ``/proc`` that is not there, a GPU that is lost, a reading that fails: each is named."""
+def test_an_unreadable_source_does_not_affect_other_facts(
+    driver: Driver, gpus: NvmlGpus, ask: Ask, tmp_path: Path
+) -> None:
+    """A missing ``/proc``, a lost GPU and a failing reading are each named."""
     gpus.inventory()
     driver.lose(0)
     driver.fail("nvmlDeviceGetUtilizationRates", standin.UNKNOWN, gpu=1)
@@ -84,8 +86,8 @@ def test_what_cannot_be_read_takes_nothing_else_down(driver: Driver, gpus: NvmlG
     assert any(FIRST in problem for problem in told["gpu_problems"])
 
 
-def test_a_presence_is_told_even_when_a_gpu_does_not_answer(driver: Driver, gpus: NvmlGpus) -> None:
-    """With the reason in its place."""
+def test_a_presence_is_sent_even_if_a_gpu_does_not_answer(driver: Driver, gpus: NvmlGpus) -> None:
+    """The reason takes the place of its values."""
     driver.fail("nvmlDeviceGetPowerManagementLimit", standin.NOT_SUPPORTED, gpu=0)
     whole = presence(gpus)
     told = whole["gpus"]
@@ -94,8 +96,8 @@ def test_a_presence_is_told_even_when_a_gpu_does_not_answer(driver: Driver, gpus
     assert [each["uuid"] for each in whole["gpu_readings"]] == [SECOND]
 
 
-def test_a_presence_tells_the_pods_on_each_gpu(driver: Driver, gpus: NvmlGpus) -> None:
-    """By the processes that compute there; where they cannot be told the GPU is none the worse."""
+def test_a_presence_lists_the_pods_on_each_gpu(driver: Driver, gpus: NvmlGpus) -> None:
+    """They are found by the compute processes; if they are unknown, the GPU's other values stay."""
     driver.occupy(0, 4711, 4712)
     seen: list[tuple[int, ...]] = []
 
@@ -111,7 +113,7 @@ def test_a_presence_tells_the_pods_on_each_gpu(driver: Driver, gpus: NvmlGpus) -
 
 
 def test_the_server_knows_the_type_of_each_fact(driver: Driver, ask: Ask) -> None:
-    """To the leaf: playbooks are checked against these types."""
+    """Playbooks are checked against these types, down to each single value."""
     driver.load(0, 1.0)
     assert list(_untyped(ask(gpu=FIRST), NODE_FACTS)) == []
     assert list(_untyped({"cpu": {"percent": "80", "new": 1}}, NODE_FACTS)) == ["cpu.percent", "cpu.new"]

@@ -35,8 +35,8 @@ PRINTED = f"""
 </gpu>"""
 
 
-def test_every_value_is_compared_and_one_that_is_wrong_is_found(driver: Driver) -> None:
-    """The stand-in has just what the print says; then one number is another."""
+def test_every_value_is_compared_and_a_wrong_one_is_found(driver: Driver) -> None:
+    """The fake has exactly the printed values; then one number differs."""
     gpus = NvmlGpus()
     told = all_facts(gpus)["gpus"][0]
     gpus.close()
@@ -49,8 +49,8 @@ def test_every_value_is_compared_and_one_that_is_wrong_is_found(driver: Driver) 
     assert wrongs == ["slowdown_celsius", "throttle_reasons.sw_power_cap"]
 
 
-def test_the_comparison_cannot_set_anything() -> None:
-    """It names nothing that sets a limit."""
+def test_the_comparison_cannot_change_settings() -> None:
+    """It calls no function that sets a limit."""
     tree = ast.parse(Path(real_gpu.__file__).read_text())
     named = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert not [name for name in named if name.startswith(("set_", "nvml"))]

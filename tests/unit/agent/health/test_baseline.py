@@ -50,7 +50,7 @@ def node() -> Node:
 
 
 def test_a_value_is_compared_after_enough_samples(node: Node) -> None:
-    """Until then it is listed as learning, and no check claims anything."""
+    """Until then it is listed as learning, and no check makes a claim."""
     for _ in range(LEAST_SAMPLES):
         result = node.check(speed(400))
         assert (result.checks, result.learning) == ([], ["all_reduce_speed 8 ranks of nccl"])
@@ -64,7 +64,7 @@ def test_a_value_is_compared_after_enough_samples(node: Node) -> None:
 
 
 def test_a_speed_20_percent_below_its_median_is_degraded(node: Node) -> None:
-    """And does not become the measure, however often it is repeated."""
+    """The lower value does not become the baseline, however often it is repeated."""
     for amount in (398, 400, 402, 400, 400):
         node.check(speed(amount))
     assert node.verdict(speed(321)) == "ok"
@@ -74,8 +74,8 @@ def test_a_speed_20_percent_below_its_median_is_degraded(node: Node) -> None:
     assert 310 not in node.known["all_reduce_speed 8 ranks of nccl"].samples
 
 
-def test_a_speed_that_always_varies_is_allowed_to(node: Node) -> None:
-    """By three deviations, down to half of its usual amount."""
+def test_a_speed_that_always_varies_has_a_wider_tolerance(node: Node) -> None:
+    """The tolerance is three deviations, down to half of the usual value."""
     for amount in (400, 350, 450, 370, 430):
         node.check(speed(amount))
     assert node.verdict(speed(260)) == "degraded"
@@ -87,8 +87,8 @@ def test_a_speed_that_always_varies_is_allowed_to(node: Node) -> None:
     assert wild.verdict(speed(201)) == "ok"
 
 
-def test_a_state_is_degraded_at_once_and_failed_at_zero(node: Node) -> None:
-    """A link with half its rate, and one that is down. One that was never up is not judged."""
+def test_a_lower_state_is_degraded_at_once_and_failed_at_zero(node: Node) -> None:
+    """A link at half its rate is degraded, and one that is down has failed. One that was never up is not judged."""
     for _ in range(LEAST_SAMPLES):
         node.check(rate(400))
     assert node.verdict(rate(200), hours=0.1) == "degraded"
@@ -99,7 +99,7 @@ def test_a_state_is_degraded_at_once_and_failed_at_zero(node: Node) -> None:
 
 
 def test_a_port_that_vanished_is_unknown(node: Node) -> None:
-    """Other parts may come and go, and a port that was never up may do so too."""
+    """Other parts may appear and disappear, and so may a port that was never up."""
     for _ in range(LEAST_SAMPLES):
         node.check(rate(400))
         node.check(HealthValue("link_rate", "eth0", ValueKind.STATE, 100))
@@ -110,15 +110,15 @@ def test_a_port_that_vanished_is_unknown(node: Node) -> None:
     ]
 
 
-def test_states_and_counters_have_one_sample_an_hour(node: Node) -> None:
-    """A node is checked every few minutes, and a baseline of a few minutes says little."""
+def test_states_and_counters_have_one_sample_per_hour(node: Node) -> None:
+    """A node is checked every few minutes, and a baseline of a few minutes means little."""
     for _ in range(50):
         node.check(rate(400), hours=0.05)
     assert len(node.known["port_rate mlx5_0/1"].samples) == 3
 
 
 def test_errors_are_compared_by_their_growth(node: Node) -> None:
-    """A burst shows at the next check, and the alarm ends when it has been over for two hours."""
+    """A burst shows at the next check, and the alarm ends two hours after the burst."""
     count = 7000.0
     for _ in range(LEAST_SAMPLES + 2):
         count += 20
@@ -131,8 +131,8 @@ def test_errors_are_compared_by_their_growth(node: Node) -> None:
     assert max(node.known["link_errors mlx5_0/1"].samples) < 100
 
 
-def test_a_counter_that_was_reset_begins_again(node: Node) -> None:
-    """After a restart of the node, and after the clock was set back."""
+def test_a_reset_counter_starts_again(node: Node) -> None:
+    """A counter is reset after a restart of the node, and after the clock was set back."""
     for hour in range(LEAST_SAMPLES + 2):
         node.check(errors(hour * 10))
     assert node.verdict(errors(0)) is None
@@ -143,7 +143,7 @@ def test_a_counter_that_was_reset_begins_again(node: Node) -> None:
 
 @pytest.mark.parametrize("verdict", [HealthVerdict.FAILED, HealthVerdict.UNKNOWN])
 def test_nothing_is_learnt_from_a_failed_result(node: Node, verdict: HealthVerdict) -> None:
-    """Also of parts that are well. A degraded check of another part does no harm."""
+    """Healthy parts are not learnt either. A degraded check of another part does no harm."""
     for _ in range(2 * LEAST_SAMPLES):
         node.check(speed(100), others=[HealthCheck("gpus", "", verdict, "7", "8")])
     assert node.verdict(speed(400)) is None

@@ -22,8 +22,8 @@ def gpus(driver: Driver) -> Iterator[NvmlGpus]:
     opened.close()
 
 
-def test_memory_that_was_not_tested_is_unknown(gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If none was free, nothing was read back, and there is no speed."""
+def test_untested_memory_is_unknown(gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no memory was free, nothing was read back, and there is no speed."""
     test = {"rank": 0, "bytes": 0, "bytes_per_s": 0.0, "is_right": True}
     document = json.dumps({"backend": "nccl", "all": {"ranks": 1, "all_reduce": []}, "memory": [test]})
     monkeypatch.setattr(burn, "_CHILD", ("echo", document))
@@ -33,7 +33,7 @@ def test_memory_that_was_not_tested_is_unknown(gpus: NvmlGpus, monkeypatch: pyte
     assert results.values == []
 
 
-def test_a_node_without_room_for_the_output_is_not_tested(gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_space_for_the_output_is_not_tested(gpus: NvmlGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks before it are still reported."""
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     results = burn_checks(gpus, ("true",), 60, bool)

@@ -21,7 +21,7 @@ def bad(gpus: NvmlGpus, expected: int = 2) -> list[tuple[str, str, str]]:
 
 
 def test_healthy_gpus_pass_every_check(gpus: NvmlGpus) -> None:
-    """Each with what was observed, and the values for the record."""
+    """Each check has its observation, and the values for the record."""
     found = gpu_checks(gpus, 2)
     assert {each.verdict for each in found.checks} == {HealthVerdict.OK}
     assert {each.text for each in found.checks if each.part in ("", FIRST)} == {
@@ -69,21 +69,21 @@ def test_each_fault_is_found_at_its_gpu(
 
 
 def test_a_slow_link_of_an_idle_gpu_is_no_fault(driver: Driver, gpus: NvmlGpus) -> None:
-    """It saves power. Then nothing is claimed about its speed."""
+    """An idle link saves power. Nothing is claimed about its speed then."""
     driver.pcie(0, generation=1, performance_state=8)
     assert bad(gpus) == []
     assert ("pcie_speed", FIRST) not in {(each.name, each.part) for each in gpu_checks(gpus, 2).checks}
 
 
 def test_links_that_are_all_down_are_left_to_the_record(driver: Driver, gpus: NvmlGpus) -> None:
-    """A node may connect some of its GPUs only."""
+    """A node may connect only some of its GPUs."""
     driver.nvlink(1, up=0)
     assert bad(gpus) == []
     assert f"nvlinks_up {SECOND}" in [value.key for value in gpu_checks(gpus, 2).values if not value.amount]
 
 
 def test_a_card_or_driver_without_links_has_no_such_checks(make_driver: Callable[..., Driver]) -> None:
-    """Nor values."""
+    """It has no such values either."""
     driver = make_driver((Card(uuid="GPU-a", nvlinks=0),))
     for function in ("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetCurrPcieLinkGeneration"):
         driver.fail(function, standin.NOT_SUPPORTED)

@@ -29,8 +29,8 @@ def report(level: Level = Level.QUICK, *verdicts: HealthVerdict, at: datetime = 
     return HealthReport(level, at, tuple(HealthCheck("link", "eth0", verdict, "a", "b") for verdict in verdicts))
 
 
-def test_values_and_results_outlive_the_agent(tmp_path: Path) -> None:
-    """All of a value's history, and the last result of each level."""
+def test_values_and_results_survive_agent_restarts(tmp_path: Path) -> None:
+    """All of a value's history and the last result of each level are kept."""
     journal = Journal(tmp_path)
     health = HealthRecord(journal)
     health.add(report(Level.QUICK, HealthVerdict.FAILED), {"link_rate eth0": HISTORY})
@@ -48,7 +48,7 @@ def test_values_and_results_outlive_the_agent(tmp_path: Path) -> None:
 
 
 def test_the_record_is_read_in_a_directory_of_any_name(tmp_path: Path) -> None:
-    """Also if the name has signs that mean something in a URI."""
+    """The name may contain characters with a meaning in a URI."""
     directory = tmp_path / "50% of #1?"
     directory.mkdir()
     with contextlib.closing(Journal(directory)) as journal:
@@ -56,7 +56,7 @@ def test_the_record_is_read_in_a_directory_of_any_name(tmp_path: Path) -> None:
         assert recorded_values(directory) == {"link_rate eth0": HISTORY}
 
 
-def test_a_part_is_forgotten_alone(journal: Journal, tmp_path: Path) -> None:
+def test_one_part_can_be_forgotten_alone(journal: Journal, tmp_path: Path) -> None:
     health = HealthRecord(journal)
     health.add(report(), {"link_rate eth0": HISTORY, "link_downs eth0": HISTORY, "link_rate eth01": HISTORY})
     assert health.forget("eth0")
@@ -65,7 +65,7 @@ def test_a_part_is_forgotten_alone(journal: Journal, tmp_path: Path) -> None:
 
 
 def test_the_number_of_values_is_bounded(journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those of parts that are gone for the longest time are deleted."""
+    """Values of the parts that have been gone the longest are deleted."""
     monkeypatch.setattr(record, "MOST_VALUES", 2)
     health = HealthRecord(journal)
     later, latest = (ValueHistory((1.0,), AT + timedelta(days=days)) for days in (1, 2))
@@ -75,7 +75,7 @@ def test_the_number_of_values_is_bounded(journal: Journal, monkeypatch: pytest.M
 
 
 def test_there_is_no_record_without_an_agent(tmp_path: Path) -> None:
-    """Nor from an older agent; a damaged file is an error."""
+    """An older agent has none either; a damaged file is an error."""
     assert recorded_values(tmp_path) == {}
     Journal(tmp_path).close()
     assert recorded_values(tmp_path) == {}
@@ -93,7 +93,7 @@ def shown(health: HealthRecord, now: datetime) -> dict[tuple[str, ...], float]:
 
 
 def test_the_metric_has_the_worst_verdict_of_each_check(journal: Journal) -> None:
-    """One series for each check of a part."""
+    """There is one series for each check of a part."""
     health = HealthRecord(journal)
     health.add(report(Level.QUICK, HealthVerdict.OK, HealthVerdict.UNKNOWN, HealthVerdict.DEGRADED), {})
     assert shown(health, AT + timedelta(minutes=1)) == {
@@ -115,8 +115,8 @@ def test_an_old_quick_result_is_unknown(journal: Journal) -> None:
     }
 
 
-def test_what_a_command_requires_is_no_state_of_the_node(journal: Journal, tmp_path: Path) -> None:
-    """Alerts show it."""
+def test_a_commands_requirement_is_not_a_state_of_the_node(journal: Journal, tmp_path: Path) -> None:
+    """Alerts show the node's state."""
     record, tree = HealthRecord(journal), NodeTree(tmp_path / "tree")
     gpus = Mock()
     gpus.inventory.return_value = Inventory()
@@ -128,8 +128,8 @@ def test_what_a_command_requires_is_no_state_of_the_node(journal: Journal, tmp_p
     assert record.histories[f"port_rate {PORT}"].samples == (400,)
 
 
-def test_a_load_test_that_a_stop_has_ended_replaces_no_result(journal: Journal) -> None:
-    """The command is resumed at the agent's next start; until then the node is as it was known."""
+def test_a_load_test_ended_by_a_stop_replaces_no_result(journal: Journal) -> None:
+    """The command resumes at the agent's next start; until then the node's last result stays."""
     record, checker = HealthRecord(journal), Mock()
     passed, stopped = (
         HealthReport(Level.BURN, at, (HealthCheck("gpus", "", HealthVerdict.OK, "8", "8"), burn_check))

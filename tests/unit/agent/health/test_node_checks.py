@@ -35,7 +35,7 @@ def amounts(node: NodeTree) -> dict[str, float]:
 
 
 def test_a_healthy_node_passes_every_check(node: NodeTree) -> None:
-    """Each part in use has its checks, with what was observed. Virtual devices and IPoIB have none."""
+    """Each part in use has its checks, with observations. Virtual devices and IPoIB have none."""
     checks = {(each.name, each.part): each for each in found(node).checks}
     assert bad(node) == []
     assert sorted(checks) == [
@@ -61,7 +61,7 @@ def test_a_healthy_node_passes_every_check(node: NodeTree) -> None:
 
 
 def test_values_are_read_for_the_record(node: NodeTree) -> None:
-    """Rates, counters, and one entry for each local file system, by its own options and not those of a mount."""
+    """The values are rates, counters, and one entry per local file system, by its own options, not its mount's."""
     node.count(symbol_error=4, port_rcv_errors=2, link_downed=1)
     assert amounts(node) == {
         "link_rate eth0": 100000,
@@ -76,7 +76,7 @@ def test_values_are_read_for_the_record(node: NodeTree) -> None:
     }
 
 
-def test_a_slot_narrower_than_the_card_is_its_maximum(node: NodeTree) -> None:
+def test_a_slot_narrower_than_the_card_sets_the_maximum(node: NodeTree) -> None:
     """The disk's card could use 16 lanes, and its slot has 4."""
     assert ("pcie_width", "nvme0n1", HealthVerdict.DEGRADED) not in bad(node)
     node.write(f"{node.nvme}/current_link_width", 2)
@@ -112,13 +112,13 @@ def test_a_slot_narrower_than_the_card_is_its_maximum(node: NodeTree) -> None:
 def test_each_fault_is_found_at_its_part(
     node: NodeTree, happens: Callable[[NodeTree], None], expected: tuple[str, str, str]
 ) -> None:
-    """And at no other one."""
+    """No other part has a fault."""
     happens(node)
     assert bad(node) == [expected]
 
 
 def test_a_link_that_is_down_is_left_to_the_record(node: NodeTree) -> None:
-    """It may never have been used. Its rate is 0; what an administrator switched off has none."""
+    """It may never have been used. Its rate is 0; one that an administrator switched off has none."""
     node.interface(operstate="down")
     (node.sys / "class/net/eth0/speed").unlink()
     node.port(state="1: DOWN", phys_state="2: Polling")
@@ -135,8 +135,8 @@ def rates(node: NodeTree, least: float) -> list[tuple[str, HealthVerdict]]:
     return [(check.part, check.verdict) for check in checks]
 
 
-def test_each_rdma_port_that_is_up_must_reach_the_rate(node: NodeTree) -> None:
-    """The Ethernet of 100 Gb/s beside it does not count; without any port that is up, the node fails."""
+def test_each_active_rdma_port_must_reach_the_rate(node: NodeTree) -> None:
+    """A 100 Gb/s Ethernet port next to it does not count; without any active port, the node fails."""
     assert rates(node, 400) == [(PORT, HealthVerdict.OK)]
     node.port(rate="200 Gb/sec (4X HDR)")
     assert rates(node, 400) == [(PORT, HealthVerdict.FAILED)]
@@ -145,7 +145,7 @@ def test_each_rdma_port_that_is_up_must_reach_the_rate(node: NodeTree) -> None:
 
 
 def test_without_rdma_the_fastest_interface_must_reach_the_rate(node: NodeTree) -> None:
-    """One without a speed, such as a virtual machine's, does not."""
+    """An interface without a speed, such as a virtual machine's, does not reach it."""
     node.port(phys_state="3: Disabled")
     assert rates(node, 100) == [("eth0", HealthVerdict.OK)]
     assert rates(node, 101) == [("eth0", HealthVerdict.FAILED)]
@@ -154,7 +154,7 @@ def test_without_rdma_the_fastest_interface_must_reach_the_rate(node: NodeTree) 
 
 
 def test_a_read_only_file_system_is_left_to_the_record(node: NodeTree) -> None:
-    """Some are meant to be."""
+    """Some file systems are read-only on purpose."""
     node.remount_read_only()
     assert amounts(node)["mount_writable /"] == 0
 
@@ -166,20 +166,20 @@ def test_a_file_without_permission_is_unknown(node: NodeTree) -> None:
 
 
 def test_a_mount_point_of_any_bytes_is_stored_as_text(node: NodeTree) -> None:
-    """One that is no UTF-8 must not stop the record of all others."""
+    """Invalid UTF-8 must not prevent the record of all others."""
     (node.proc / "self" / "mountinfo").write_bytes(b"30 1 8:1 / /data\xff rw - ext4 /dev/sda1 rw\n")
     assert amounts(node)["mount_writable /data\\xff"] == 1
     assert all(key.encode() for key in amounts(node))
 
 
-def test_a_directory_in_the_place_of_a_file_is_unknown(node: NodeTree) -> None:
-    """As any file that exists and cannot be read."""
+def test_a_directory_in_place_of_a_file_is_unknown(node: NodeTree) -> None:
+    """It is treated as any file that exists and cannot be read."""
     (node.sys / "block/sda/device/state").unlink()
     (node.sys / "block/sda/device/state").mkdir()
     assert bad(node) == [("disk", "sda", HealthVerdict.UNKNOWN)]
 
 
-def test_a_machine_without_any_of_it_has_nothing_to_check(tmp_path: Path) -> None:
+def test_a_machine_without_these_parts_has_nothing_to_check(tmp_path: Path) -> None:
     assert network_checks(tmp_path).checks == []
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "mountinfo").write_text("22 1 0:20 / / rw - overlay overlay rw\n")

@@ -70,7 +70,7 @@ def outcome_of(outcome: list[Any]) -> Any:
     return eventually(lambda: outcome, LONG, "the outcome of the search", every=0.01)[0]
 
 
-def test_a_heartbeat_brings_the_status_and_survived_errors(agent: LinkedAgent) -> None:
+def test_a_heartbeat_carries_the_status_and_survived_errors(agent: LinkedAgent) -> None:
     """Each error of a loop is counted once."""
     reader = agent.reader()
     for _ in range(2):
@@ -80,8 +80,8 @@ def test_a_heartbeat_brings_the_status_and_survived_errors(agent: LinkedAgent) -
     assert agent.counters.loop_errors.all() == {"log-files": 1}
 
 
-def test_a_scrape_shows_the_metrics_of_the_reader(agent: LinkedAgent) -> None:
-    """They are those of now, under the names that they had before."""
+def test_a_scrape_shows_the_readers_metrics(agent: LinkedAgent) -> None:
+    """The values are current, under the names used before."""
     reader = agent.reader()
     got: list[Any] = []
     thread = threading.Thread(target=lambda: got.extend(agent.link.metrics()))
@@ -108,9 +108,7 @@ def test_a_search_is_answered(agent: LinkedAgent) -> None:
 @pytest.mark.parametrize(
     ("kind", "error"), [(FailureKind.REJECTED, CommandRejected), (FailureKind.FAILED, CommandFailed)]
 )
-def test_a_search_that_fails_has_the_readers_reason(
-    agent: LinkedAgent, kind: FailureKind, error: type[Exception]
-) -> None:
+def test_a_failed_search_has_the_readers_reason(agent: LinkedAgent, kind: FailureKind, error: type[Exception]) -> None:
     reader = agent.reader()
     outcome = searching(agent)
     reader.send(SearchFailure(reader.gets(SearchRequest).id, kind, "no such job"))
@@ -120,7 +118,7 @@ def test_a_search_that_fails_has_the_readers_reason(
 
 
 def test_a_search_ends_with_the_reader(agent: LinkedAgent) -> None:
-    """It fails at once, and so does the next one while no reader is there."""
+    """It fails at once, and so does the next one while there is no reader."""
     reader = agent.reader()
     outcome = searching(agent)
     reader.gets(SearchRequest)
@@ -129,7 +127,7 @@ def test_a_search_ends_with_the_reader(agent: LinkedAgent) -> None:
 
 
 def test_a_search_is_withdrawn_when_the_agent_stops(agent: LinkedAgent) -> None:
-    """A late answer of it is no fault."""
+    """A late answer to it is no fault."""
     reader = agent.reader()
     stopping = threading.Event()
     outcome = searching(agent, stopping.is_set)
@@ -157,8 +155,8 @@ def test_a_search_before_the_greeting_fails(agent: LinkedAgent, monkeypatch: pyt
         agent.link.search({"job": "a"}, lambda: False)
 
 
-def test_a_reader_that_does_not_answer_is_ended(agent: LinkedAgent) -> None:
-    """Another one takes its place."""
+def test_an_unresponsive_reader_is_ended(agent: LinkedAgent) -> None:
+    """Another reader replaces it."""
     reader = agent.reader()
     assert agent.link.beat()
     agent.now += agent_end.HEARTBEAT_SECONDS + 1
@@ -171,7 +169,7 @@ def test_a_reader_that_does_not_answer_is_ended(agent: LinkedAgent) -> None:
     eventually(lambda: agent.link.is_up, LONG, "the second reader", every=0.01)
 
 
-def test_who_ends_during_the_greeting_does_not_count_as_the_next(
+def test_a_reader_that_ends_during_the_greeting_does_not_count_as_the_next(
     agent: LinkedAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader ignores heartbeats before its greeting, and would be ended for it."""
@@ -194,7 +192,7 @@ def test_who_ends_during_the_greeting_does_not_count_as_the_next(
     second.socket.close()
 
 
-def test_findings_wait_for_one_another(agent: LinkedAgent) -> None:
+def test_finding_batches_wait_for_each_other(agent: LinkedAgent) -> None:
     """A second batch before the first is acknowledged ends the reader."""
     reader = agent.reader()
     batch = FindingBatch([QueuedFinding(1, b"x")])
@@ -238,8 +236,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_reader_that_breaks_the_rules_loses_its_link(agent: LinkedAgent, what: str) -> None:
-    """The agent takes nothing of it, and serves the next reader."""
+def test_a_reader_that_violates_the_protocol_loses_its_link(agent: LinkedAgent, what: str) -> None:
+    """The agent accepts nothing from it, and serves the next reader."""
     reader = agent.reader()
     assert agent.link.beat()
     reader.socket.sendall(HOSTILE[what])
@@ -249,8 +247,8 @@ def test_a_reader_that_breaks_the_rules_loses_its_link(agent: LinkedAgent, what:
     assert isinstance(agent.reader(), PlayedReader)
 
 
-def test_an_endless_frame_ends_with_the_heartbeats(agent: LinkedAgent) -> None:
-    """No answer can come while a frame does not end."""
+def test_an_endless_frame_ends_when_heartbeats_stop(agent: LinkedAgent) -> None:
+    """No answer can arrive while a frame does not end."""
     reader = agent.reader()
     reader.socket.sendall(struct.pack(">I", LARGEST_OF_READER) + b"x" * 1000)
     assert agent.link.beat()
@@ -259,8 +257,8 @@ def test_an_endless_frame_ends_with_the_heartbeats(agent: LinkedAgent) -> None:
     agent.lost_it()
 
 
-def test_names_of_loops_are_bounded(agent: LinkedAgent) -> None:
-    """However many a reader makes up, a few become series of the agent."""
+def test_loop_names_are_bounded(agent: LinkedAgent) -> None:
+    """However many names a reader invents, only a few become series of the agent."""
     reader = agent.reader()
     for turn in range(5):
         assert agent.link.beat()

@@ -123,8 +123,8 @@ def test_findings_are_signed_sent_and_acknowledged() -> None:
 @pytest.mark.parametrize(
     "hostile", [queued(1, node="n2"), queued(1, stated=7), QueuedFinding(1, b"{}"), QueuedFinding(1, b"\xff")]
 )
-def test_nothing_is_signed_that_is_not_this_nodes_finding(hostile: QueuedFinding) -> None:
-    """It is left out, and acknowledged, so that the next ones are sent."""
+def test_only_findings_of_this_node_are_signed(hostile: QueuedFinding) -> None:
+    """Others are dropped and acknowledged, so that the next ones are sent."""
     relayed = Relayed()
     assert relayed.relay.offer(FindingBatch([hostile, queued(2)]), 1)
     assert relayed.relay._relay_batch(relayed.redis)
@@ -132,8 +132,8 @@ def test_nothing_is_signed_that_is_not_this_nodes_finding(hostile: QueuedFinding
     assert relayed.told() == [FindingsTaken([1, 2])]
 
 
-def test_what_redis_has_no_room_for_waits() -> None:
-    """The rest of the batch goes when there is room; the reader keeps it until then."""
+def test_findings_without_capacity_in_redis_wait() -> None:
+    """The rest of the batch is sent when there is capacity; the reader keeps it until then."""
     relayed = Relayed(waiting=999)
     assert relayed.relay.offer(FindingBatch([queued(1), queued(2)]), 1)
     assert not relayed.relay._relay_batch(relayed.redis)
@@ -144,7 +144,7 @@ def test_what_redis_has_no_room_for_waits() -> None:
     assert relayed.told() == [FindingsTaken([2])]
 
 
-def test_a_new_reader_has_no_batch_of_the_one_before() -> None:
+def test_a_new_reader_does_not_inherit_the_previous_batch() -> None:
     """It offers the same findings again, with the same numbers."""
     relayed = Relayed()
     assert relayed.relay.offer(FindingBatch([queued(1)]), 1)
@@ -152,8 +152,8 @@ def test_a_new_reader_has_no_batch_of_the_one_before() -> None:
     assert relayed.relay.offer(FindingBatch([queued(1)]), 2)
 
 
-def test_a_reader_that_accepts_nothing_holds_up_no_turn_with_redis() -> None:
-    """Commands come by the same connection."""
+def test_a_reader_that_accepts_nothing_does_not_block_redis_access() -> None:
+    """Commands arrive on the same connection."""
     connection = Connection()
     relayed = Relayed(connection=connection)
     connection.redis = relayed.redis
@@ -170,8 +170,8 @@ def test_a_reader_that_accepts_nothing_holds_up_no_turn_with_redis() -> None:
     assert len(relayed.redis.taken) == 1
 
 
-def test_rules_that_no_reader_got_are_sent_again() -> None:
-    """A reader that ends before it has the rules is followed by one that needs them."""
+def test_rules_that_no_reader_received_are_sent_again() -> None:
+    """If a reader ends before it has the rules, its successor needs them."""
     relayed = Relayed()
     relayed.redis.notice = RulesNotice.of(RULES.encode(), NOW).encode("n1", Signer.of(b"a key of the tests"))
     relayed.accepts.set()

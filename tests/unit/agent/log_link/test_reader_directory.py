@@ -54,7 +54,7 @@ def prepared(directory: Path) -> None:
 
 
 def test_the_rows_of_an_older_agent_are_moved(tmp_path: Path) -> None:
-    """Positions, findings that wait, the instance and the numbers go on, so nothing is lost and nothing repeated."""
+    """Positions, waiting findings, the instance and the numbers continue, so nothing is lost or repeated."""
     old_state(tmp_path)
     prepared(tmp_path)
     with closing(AgentDatabase(tmp_path / reader_directory.NAME)) as database:
@@ -70,8 +70,8 @@ def test_the_rows_of_an_older_agent_are_moved(tmp_path: Path) -> None:
         ShipPositions(database)
 
 
-def test_the_numbers_of_findings_go_on_after_all_were_sent(tmp_path: Path) -> None:
-    """The server takes a number that it knows for a repeat."""
+def test_finding_numbers_continue_after_all_were_sent(tmp_path: Path) -> None:
+    """The server treats a known number as a repetition."""
     with closing(Journal(tmp_path)) as journal:
         store = LogStore(journal, BOOT, LogCounters())
         commit(store, 1)
@@ -86,7 +86,7 @@ def test_the_numbers_of_findings_go_on_after_all_were_sent(tmp_path: Path) -> No
 
 
 def test_the_rows_are_moved_once(tmp_path: Path) -> None:
-    """The journal has them no more, and what the reader has written since stays."""
+    """The journal no longer has them, and the reader's later data stays."""
     old_state(tmp_path)
     prepared(tmp_path)
     with closing(Journal(tmp_path)) as journal:
@@ -100,8 +100,8 @@ def test_the_rows_are_moved_once(tmp_path: Path) -> None:
         assert LogStore(database, BOOT, LogCounters()).positions() == {"file": {"offset": 4}}
 
 
-def test_a_move_that_was_interrupted_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the directory has its name, the journal has the rows."""
+def test_an_interrupted_move_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal keeps the rows until the directory has its final name."""
     old_state(tmp_path)
 
     def killed(*_: object) -> None:
@@ -116,16 +116,16 @@ def test_a_move_that_was_interrupted_begins_again(tmp_path: Path, monkeypatch: p
         assert LogStore(database, BOOT, LogCounters()).positions() == {"file": {"offset": 3}}
 
 
-def test_a_first_start_makes_an_empty_directory(tmp_path: Path) -> None:
-    """Without rows to move, the reader begins as on a new node."""
+def test_a_first_start_creates_an_empty_directory(tmp_path: Path) -> None:
+    """Without rows to move, the reader starts as on a new node."""
     prepared(tmp_path)
     with closing(AgentDatabase(tmp_path / reader_directory.NAME)) as database:
         assert LogStore(database, BOOT, LogCounters()).is_new
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to somebody else")
-def test_the_directory_follows_a_change_of_the_user(tmp_path: Path) -> None:
-    """What the user before has put there as a link is given to nobody."""
+def test_the_directory_changes_owner_with_the_configured_user(tmp_path: Path) -> None:
+    """A link put there by the previous user is not handed over."""
     prepared(tmp_path)
     directory = tmp_path / reader_directory.NAME
     (tmp_path / "of-root").write_text("x")

@@ -49,8 +49,8 @@ class Parts:
         return []
 
 
-def test_rules_that_come_before_the_greeting_are_taken() -> None:
-    """The agent does not send them again, so without them the reader would find nothing until they change."""
+def test_rules_that_arrive_before_the_greeting_are_accepted() -> None:
+    """The agent does not resend them, so the reader would otherwise find nothing until they change."""
     ours, theirs = socket.socketpair()
     agent, link = FrameStream(ours, LARGEST_OF_READER), ReaderEnd(FrameStream(theirs, LARGEST_OF_AGENT))
     parts = Parts()

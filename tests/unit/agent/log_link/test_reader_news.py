@@ -15,8 +15,8 @@ from trainmedic_agent.log_reading.log_policy import LogsPolicy
 from trainmedic_agent.log_reading.log_store import NodeBoot
 
 
-def test_a_reader_that_is_gone_before_its_greeting_keeps_no_core_busy(tmp_path: Path) -> None:
-    """The next one is greeted."""
+def test_a_reader_that_ends_before_its_greeting_keeps_no_core_busy(tmp_path: Path) -> None:
+    """The next reader is greeted."""
     with LinkedAgent(tmp_path) as agent:
         link_socket.connect(tmp_path).close()
         eventually(lambda: agent.link.generation == 1 and not agent.link.is_connected, LONG, "its end", every=0.01)

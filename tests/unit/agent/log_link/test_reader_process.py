@@ -99,21 +99,21 @@ print("ended")
 
 
 @pytest.mark.parametrize("number", [2**32 - 1, 2**32, 10**30])
-def test_a_number_that_no_user_can_have_is_refused(number: int) -> None:
-    """The first of them would leave the reader the agent's user."""
+def test_an_invalid_user_number_is_rejected(number: int) -> None:
+    """The first of these numbers would keep the reader under the agent's user."""
     with pytest.raises(ConfigurationError, match=r"--reader-user: .* use 0 to 4294967294"):
         reader_process.reader_user(str(number))
 
 
 def test_a_confined_process_has_no_capability_little_memory_and_many_files() -> None:
-    """Whatever user starts it, and with whatever soft limit of open files."""
+    """This holds for every starting user and every soft limit on open files."""
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     command = [sys.executable, "-c", _CONFINED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["MemoryError", "0 0 0", "1", "1"]
 
 
-def test_a_process_whose_limit_of_open_files_cannot_change_is_confined() -> None:
+def test_a_process_with_a_fixed_limit_on_open_files_is_confined() -> None:
     """The kernel refuses any change while the hard limit is above ``fs.nr_open``."""
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     command = [sys.executable, "-c", _CONFINED_BY_A_LOWERED_KERNEL]
@@ -122,7 +122,7 @@ def test_a_process_whose_limit_of_open_files_cannot_change_is_confined() -> None
 
 
 def test_secrets_are_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child's environment is a list of what it needs, not of what it must not have."""
+    """The child's environment is an allowlist of what it needs."""
     seen: list[dict[str, str]] = []
 
     def started(*_: object, env: dict[str, str], **__: object) -> SimpleNamespace:
@@ -140,8 +140,8 @@ def test_secrets_are_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("leader_ends_first", [False, True])
-def test_the_end_of_a_reader_is_the_end_of_its_own_child(leader_ends_first: bool) -> None:
-    """The child can be stopped, and as another user it does not end with its parent."""
+def test_a_readers_end_also_ends_its_child(leader_ends_first: bool) -> None:
+    """A stopped child of another user does not end with its parent by itself."""
     script = "import os, subprocess; print(subprocess.Popen(['sleep', '600'], stdout=2).pid, flush=True); os.read(0, 1)"
     reader = ReaderChild(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -167,23 +167,23 @@ def is_over(pid: int) -> bool:
         return True
 
 
-def test_a_user_that_does_not_exist_is_a_fault() -> None:
-    """Unless it is the default, without which logs are read as before."""
+def test_a_nonexistent_user_is_a_fault() -> None:
+    """The default user is an exception: without it, logs are read as before."""
     with pytest.raises(ConfigurationError, match="no user of this node"):
         reader_process.reader_user("nobody-by-that-name")
     assert reader_process.reader_user("4711").uid == 4711
 
 
-def test_an_agent_that_runs_as_the_default_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no matter of the user namespace."""
+def test_an_agent_that_runs_as_the_default_user_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is not the user namespace."""
     monkeypatch.setattr(reader_process, "DEFAULT_USER", pwd.getpwuid(os.geteuid()).pw_name)
     user, reason = reader_process.usable_user(None, [Path("/")], is_started=True)
     assert (user.uid, reason) == (os.geteuid(), "this process runs as the default user")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has a user to give up")
-def test_root_reads_under_a_user_that_no_account_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where nobody has made the user trainmedic-reader. Its number, given to the child, is the same user."""
+def test_root_reads_under_a_user_without_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This also works if no trainmedic-reader user exists. Its number, given to the child, is the same user."""
     monkeypatch.setattr(reader_process, "DEFAULT_USER", "nobody-by-that-name")
     user, reason = reader_process.usable_user(None, [Path("/")], is_started=True)
     if not reader_process.may_become(user):
@@ -200,7 +200,7 @@ def test_root_reads_under_a_user_that_no_account_has(monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process under another user")
 @pytest.mark.parametrize("kills", ["a reader", "a parser"])
 def test_a_stopped_child_of_another_user_is_ended_without_cap_kill(kills: str) -> None:
-    """Root's agent may lack that capability. It has the one to change the user, or the child had none of its own."""
+    """Root's agent may lack that capability but can change the user, or the child had no other user."""
     environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     launcher = ["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill", sys.executable, "-c"]
     done = subprocess.run(
@@ -214,7 +214,7 @@ def test_a_stopped_child_of_another_user_is_ended_without_cap_kill(kills: str) -
     assert done.stdout.split() == ["PermissionError", "ended"], done.stderr
 
 
-def test_the_uids_of_a_users_namespace_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_uids_of_the_user_namespace_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod with a user namespace has 65,536 of them."""
     for name in ("uid_map", "gid_map"):
         (tmp_path / name).write_text("         0     100000      65536\n")
@@ -224,8 +224,8 @@ def test_the_uids_of_a_users_namespace_decide(tmp_path: Path, monkeypatch: pytes
     assert confined_child.first_mapped(reader_process.WITHOUT_ACCOUNT) is None
 
 
-def test_a_directory_that_the_user_may_not_pass_is_named(tmp_path: Path) -> None:
-    """The agent then reads under its own user, and says so."""
+def test_a_directory_that_the_user_may_not_enter_is_named(tmp_path: Path) -> None:
+    """The agent then reads under its own user, and reports it."""
     closed = tmp_path / "closed"
     (closed / "state").mkdir(parents=True)
     for parent in tmp_path.parents:
@@ -257,7 +257,7 @@ _OTHER = ReaderUser(os.geteuid() + 4711, os.getegid() + 4711)
 
 
 def test_a_link_into_a_closed_directory_is_closed(others_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state directory can be a link, and the Python of a virtual environment is one, often below root's home."""
+    """A state directory or a virtual environment's Python can be a link, often below root's home."""
     closed = others_directory / "home"
     (closed / "state").mkdir(parents=True)
     (closed / "python").touch()
@@ -270,13 +270,13 @@ def test_a_link_into_a_closed_directory_is_closed(others_directory: Path, monkey
     assert reader_process.closed_to(_OTHER, others_directory / "state" / "reader") == closed
 
 
-def test_a_directory_that_is_still_to_be_made_is_not_closed(others_directory: Path) -> None:
+def test_a_directory_that_does_not_exist_yet_is_not_closed(others_directory: Path) -> None:
     """``trainmedic agent check`` is called before the first start."""
     assert reader_process.closed_to(_OTHER, others_directory / "none" / "deeper" / "state") is None
 
 
-def test_a_stopped_process_is_known() -> None:
-    """Whatever it is called, and not one that has ended."""
+def test_a_stopped_process_is_recognised() -> None:
+    """Its name does not matter, and an ended process does not count."""
     script = "import ctypes; ctypes.CDLL(None).prctl(15, b') T 1 (', 0, 0, 0); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -288,8 +288,8 @@ def test_a_stopped_process_is_known() -> None:
     assert not reader_process.is_stopped(child.pid)
 
 
-def test_an_opener_that_cannot_drop_rights_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine type whose system calls are unknown."""
+def test_an_opener_that_cannot_drop_rights_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, the system calls of the machine type are unknown."""
     monkeypatch.setattr(thread_rights.platform, "machine", lambda: "mips")
     monkeypatch.setattr(reader_process, "has_rights_to_read", lambda: True)
     user = str(os.geteuid())
@@ -298,7 +298,7 @@ def test_an_opener_that_cannot_drop_rights_says_so(tmp_path: Path, monkeypatch: 
 
 
 def test_a_reader_whose_links_end_at_once_pauses_between_them(tmp_path: Path) -> None:
-    """As if the agent refused its user. Otherwise both would use a core each, and fill their logs."""
+    """Without pauses, when the agent refuses its user, each would use a core and fill its log."""
     link = LinkSocket(tmp_path, os.geteuid(), os.getegid())
     links = 0
 

@@ -76,7 +76,7 @@ def watched() -> Watched:
 
 
 def test_the_pause_between_starts_doubles(watched: Watched) -> None:
-    """1, 2, 4 … 60 s, for a reader that ends at once."""
+    """A reader that ends at once is restarted after 1, 2, 4 … 60 s."""
     starts: list[float] = []
     while len(starts) < 10:
         watched.supervisor.round()
@@ -90,7 +90,7 @@ def test_the_pause_between_starts_doubles(watched: Watched) -> None:
 
 
 def test_the_pause_is_short_again_after_a_minute_of_work(watched: Watched) -> None:
-    """What went wrong long ago delays no start."""
+    """Old failures delay no start."""
     for _ in range(4):
         watched.supervisor.round()
         watched.children[-1].returncode = 1
@@ -102,7 +102,7 @@ def test_the_pause_is_short_again_after_a_minute_of_work(watched: Watched) -> No
     assert len(watched.children) == before + 1
 
 
-def test_a_reader_that_does_not_answer_is_ended_and_started_again(watched: Watched) -> None:
+def test_an_unresponsive_reader_is_ended_and_restarted(watched: Watched) -> None:
     """A stopped process does not end by itself."""
     watched.until(5)
     watched.link.answers = False
@@ -114,7 +114,7 @@ def test_a_reader_that_does_not_answer_is_ended_and_started_again(watched: Watch
 
 
 def test_a_reader_that_never_connects_is_ended(watched: Watched) -> None:
-    """A child is there, and yet nothing is read."""
+    """A child exists, and yet nothing is read."""
     watched.supervisor.round()
     watched.link.is_connected = False
     watched.until(CONNECT_SECONDS - 1)
@@ -123,8 +123,8 @@ def test_a_reader_that_never_connects_is_ended(watched: Watched) -> None:
     assert watched.children[0].returncode == -9
 
 
-def test_a_start_that_fails_is_tried_again(watched: Watched) -> None:
-    """With the same pauses."""
+def test_a_failed_start_is_retried(watched: Watched) -> None:
+    """The pauses are the same."""
     watched.fails = True
     watched.until(10)
     watched.fails = False
@@ -132,7 +132,7 @@ def test_a_start_that_fails_is_tried_again(watched: Watched) -> None:
     assert len(watched.children) == 1
 
 
-def test_a_child_that_a_signal_has_stopped_is_replaced(watched: Watched) -> None:
+def test_a_child_stopped_by_a_signal_is_replaced(watched: Watched) -> None:
     """It opens the files: what reads them answers heartbeats, and reads nothing. A moment, as of a debugger, is
     none."""
     watched.until(10.0)

@@ -63,8 +63,8 @@ def sources_of(place: Path, owner: int, job: str = "job") -> NamedBy:
     return named_by(file(attempt / "sources-n1-0.json", "{}", owner, 0o644))
 
 
-def test_with_the_capabilities_users_rights_are_really_taken() -> None:
-    """Otherwise the tests below would prove the weaker way alone, without a word."""
+def test_with_the_capabilities_users_rights_are_really_adopted() -> None:
+    """Otherwise the tests below would silently verify only the weaker method."""
     effective = int(Path("/proc/thread-self/status").read_text().split("CapEff:")[1].split()[0], 16)
     has_both = effective >> 6 & 3 == 3
     assert has_both or not MAY_TAKE
@@ -76,8 +76,8 @@ def test_with_the_capabilities_users_rights_are_really_taken() -> None:
 
 
 @real_users
-def test_a_name_gives_the_rights_of_who_wrote_it(place: Path, way: str) -> None:
-    """Ann's job may name Ann's files and public ones, and none that Bob keeps to himself."""
+def test_a_name_gives_the_rights_of_its_author(place: Path, way: str) -> None:
+    """Ann's job may name Ann's files and public ones, but no private file of Bob."""
     files, sources = guarded(place, way), sources_of(place, ANN)
     own = file(directory(place / "ann", ANN, 0o700) / "own.log", "own\n", ANN)
     public = file(directory(place / "bob", BOB) / "public.log", "public\n", BOB, 0o644)
@@ -94,8 +94,8 @@ def test_a_name_gives_the_rights_of_who_wrote_it(place: Path, way: str) -> None:
 
 
 @real_users
-def test_root_in_a_container_names_what_everybody_may_read_and_its_own(place: Path, way: str) -> None:
-    """Its own is the directory of its job. Elsewhere uid 0 gives no right."""
+def test_root_in_a_container_can_name_public_files_and_its_own(place: Path, way: str) -> None:
+    """Its own files are in the directory of its job. Elsewhere uid 0 gives no right."""
     files, sources = guarded(place, way, own_uid=0), sources_of(place, 0)
     own = file(place / "logs" / "job" / "more.log", "own\n", 0)
     public = file(directory(place / "bob", BOB) / "public.log", "public\n", BOB, 0o644)
@@ -108,8 +108,8 @@ def test_root_in_a_container_names_what_everybody_may_read_and_its_own(place: Pa
 
 
 @real_users
-def test_root_in_a_container_gains_nothing_by_giving_its_file_away(place: Path, way: str) -> None:
-    """It can make the sources file Bob's, in its own directory, where Bob himself could not have put it."""
+def test_root_in_a_container_gains_nothing_by_changing_its_files_owner(place: Path, way: str) -> None:
+    """It can give Bob the sources file in its own directory, where Bob could not have put it."""
     files = guarded(place, way, own_uid=0)
     attempt = directory(directory(place / "logs" / "job", 0) / "attempt-1", 0)
     sources = named_by(file(attempt / "sources-n1-0.json", "{}", BOB, 0o644))
@@ -120,8 +120,8 @@ def test_root_in_a_container_gains_nothing_by_giving_its_file_away(place: Path, 
 
 
 @real_users
-def test_a_pod_may_name_what_lies_in_its_own_volumes(place: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the kubelet's directory of the pod; not what lies in another pod's."""
+def test_a_pod_may_name_files_in_its_own_volumes(place: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kubelet's directory of the pod decides; files of another pod are refused."""
     monkeypatch.setattr(guarded_files, "_POD_VOLUMES", f"{place}/pods")
     volumes = directory(place / "pods" / "uid-1" / "volumes", 0)
     sources = named_by(file(volumes / "sources-n1-0.json", "{}", 0))
@@ -133,7 +133,7 @@ def test_a_pod_may_name_what_lies_in_its_own_volumes(place: Path, way: str, monk
 
 
 @pytest.mark.skipif(not os.access(sys.executable, os.X_OK), reason="this user may not start Python")
-def test_root_of_a_user_namespace_does_not_take_rights() -> None:
+def test_root_of_a_user_namespace_does_not_adopt_rights() -> None:
     """It may not become the node's users, so modes are compared, and the process goes on. Where no namespace can be
     had, the child says what this process says."""
     code = (
@@ -152,8 +152,8 @@ def test_root_of_a_user_namespace_does_not_take_rights() -> None:
 
 
 @real_users
-def test_a_name_by_somebody_elses_file_takes_both_rights(place: Path, way: str) -> None:
-    """Bob's sources file that lies in Ann's directory can have been moved there by Ann."""
+def test_a_name_from_another_users_file_needs_both_users_rights(place: Path, way: str) -> None:
+    """Ann can have moved Bob's sources file into her own directory."""
     files = guarded(place, way)
     attempt = directory(directory(place / "logs" / "job", ANN) / "attempt-1", ANN)
     sources = named_by(file(attempt / "sources-n1-0.json", "{}", BOB, 0o644))
@@ -165,7 +165,7 @@ def test_a_name_by_somebody_elses_file_takes_both_rights(place: Path, way: str) 
 
 
 def test_a_name_counts_only_while_its_file_is_the_one_that_was_read(place: Path, way: str) -> None:
-    """Another user's file under the same path gives none of his rights."""
+    """Another user's file under the same path gives none of that user's rights."""
     log = file(place / "x.log", "x\n")
     first = file(place / "sources.json", "{}")
     by = named_by(first)
@@ -179,7 +179,7 @@ def test_a_name_counts_only_while_its_file_is_the_one_that_was_read(place: Path,
 
 @real_users
 def test_a_file_in_a_jobs_directory_is_opened_as_its_owner(place: Path, way: str) -> None:
-    """A file of Bob that came into Ann's directory is not read where Ann may not read it; hers is."""
+    """Bob's file in Ann's directory is not read if Ann may not read it; her own file is."""
     files, job = guarded(place, way), directory(place / "job", ANN, 0o700)
     assert content(files, file(job / "rank-0.jsonl", "ann\n", ANN)) == "ann\n"
     moved = file(place / "private.log", SECRET, BOB).rename(job / "rank-1.jsonl")
@@ -189,8 +189,8 @@ def test_a_file_in_a_jobs_directory_is_opened_as_its_owner(place: Path, way: str
 
 
 @real_users
-def test_two_owners_on_a_way_must_both_be_able_to_go_it(place: Path, way: str) -> None:
-    """Bob's directory within Ann's: Ann could have renamed it, Bob could have moved something into it."""
+def test_two_owners_on_a_path_must_both_be_able_to_traverse_it(place: Path, way: str) -> None:
+    """If Bob's directory is in Ann's, Ann could have renamed it, and Bob could have moved something into it."""
     files, inner = guarded(place, way), directory(directory(place / "ann", ANN) / "bob", BOB)
     for owner in (ANN, BOB):
         with pytest.raises(PermissionError):
@@ -199,8 +199,8 @@ def test_two_owners_on_a_way_must_both_be_able_to_go_it(place: Path, way: str) -
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
-def test_what_lies_where_everybody_may_write_must_be_readable_for_everybody(place: Path, way: str, mode: int) -> None:
-    """Anybody can have moved a file there that he may not read, also into a sticky directory."""
+def test_a_file_in_a_world_writable_directory_must_be_world_readable(place: Path, way: str, mode: int) -> None:
+    """Any user can have moved an unreadable file there, also into a sticky directory."""
     files, shared = guarded(place, way), directory(place / "shared", mode=mode)
     with pytest.raises(PermissionError):
         files.open(str(file(shared / "private.log", SECRET)))
@@ -209,8 +209,8 @@ def test_what_lies_where_everybody_may_write_must_be_readable_for_everybody(plac
 
 @real_users
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2777])
-def test_a_directory_where_everybody_may_write_is_its_owners(place: Path, way: str, mode: int) -> None:
-    """The SDK makes it for its user alone, and to move it there took its owner's rights."""
+def test_a_private_job_directory_in_a_world_writable_one_belongs_to_its_owner(place: Path, way: str, mode: int) -> None:
+    """The SDK creates it for its user alone, and moving it there took its owner's rights."""
     files, shared = guarded(place, way), directory(place / "shared", mode=mode)
     for owner in (ANN, 0):
         job = directory(shared / f"job-{owner}", owner, 0o700)
@@ -218,8 +218,8 @@ def test_a_directory_where_everybody_may_write_is_its_owners(place: Path, way: s
 
 
 @real_users
-def test_who_may_write_in_a_directory_of_another_can_have_moved_it(place: Path, way: str) -> None:
-    """Into a sticky directory, where it would count as a job of his."""
+def test_a_user_who_may_write_in_anothers_directory_can_have_moved_a_file_there(place: Path, way: str) -> None:
+    """In a sticky directory, the file would count as a job of that user."""
     files, moved = guarded(place, way), directory(place / "sticky", mode=0o1777) / "job"
     directory(directory(moved, BOB, 0o1775, TEAM) / "inner", BOB)
     with pytest.raises(PermissionError):
@@ -228,8 +228,8 @@ def test_who_may_write_in_a_directory_of_another_can_have_moved_it(place: Path, 
 
 
 @real_users
-def test_what_a_group_may_write_must_be_readable_for_the_group(place: Path, way: str) -> None:
-    """A group of the system has no users, and counts as the administrator."""
+def test_a_file_in_a_group_writable_directory_must_be_group_readable(place: Path, way: str) -> None:
+    """A system group has no users, and counts as the administrator."""
     files = guarded(place, way)
     team = directory(place / "team", mode=0o2775, owner=0, group=TEAM)
     assert content(files, file(team / "x.log", "team\n", ANN, 0o640, TEAM)) == "team\n"
@@ -239,16 +239,16 @@ def test_what_a_group_may_write_must_be_readable_for_the_group(place: Path, way:
     assert content(files, file(system / "kern.log", "kernel\n", 0, 0o640, 4)) == "kernel\n"
 
 
-def test_a_users_own_group_is_no_other_users() -> None:
-    """Many distributions give each user a group, and let it write."""
+def test_a_users_own_group_does_not_count_as_shared() -> None:
+    """Many distributions give each user a group with write access."""
     users = UserDatabase()
     assert users.is_shared(TEAM, ANN)
     assert not users.is_shared(0, 0)
     assert users.is_shared(100, 0)
 
 
-def test_a_user_whom_no_database_knows_has_no_group() -> None:
-    """The group of his files need not be his: a directory can pass its own on."""
+def test_a_user_without_a_database_entry_has_no_group() -> None:
+    """The group of the user's files may differ: a directory can pass on its own."""
     assert UserDatabase().rights_of(ANN) == Rights(ANN, 65534)
     assert 0 in UserDatabase().rights_of(0).groups
 
@@ -256,8 +256,8 @@ def test_a_user_whom_no_database_knows_has_no_group() -> None:
 # --- links, pipes, devices ----------------------------------------------------------------------------------
 
 
-def test_no_link_leads_anywhere(place: Path, way: str) -> None:
-    """Neither at the end nor on the way, neither symbolic nor hard."""
+def test_no_link_is_followed(place: Path, way: str) -> None:
+    """This holds at the end and on the path, for symbolic and hard links."""
     files, target = guarded(place, way), file(directory(place / "target") / "x.log", SECRET)
     (place / "link.log").symlink_to(target)
     (place / "way").symlink_to(target.parent)
@@ -273,8 +273,8 @@ def test_no_link_leads_anywhere(place: Path, way: str) -> None:
         files.open(str(place / "way" / "x.log"))
 
 
-def test_what_is_no_file_is_not_opened(place: Path, way: str) -> None:
-    """A pipe would wake its writer or block, a device can act when it is opened."""
+def test_only_regular_files_are_opened(place: Path, way: str) -> None:
+    """Opening a pipe would wake its writer or block, and a device can act when it is opened."""
     os.mkfifo(place / "pipe.log")
     directory(place / "directory.log")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -290,8 +290,8 @@ def test_what_is_no_file_is_not_opened(place: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "{}/../etc/passwd", "{}x/file", "relative", "", "{}/./x", "/"])
-def test_only_what_the_policy_names_is_opened(place: Path, way: str, path: str) -> None:
-    """Whatever the process that asks has been made to ask."""
+def test_only_files_that_the_policy_names_are_opened(place: Path, way: str, path: str) -> None:
+    """A compromised client cannot open others."""
     files = guarded(place, way)
     for call in (files.open, lambda path: files.listing(path, 1), lambda path: files.facts(path, ["x"])):
         with pytest.raises(LogRefused) as refused:
@@ -299,16 +299,16 @@ def test_only_what_the_policy_names_is_opened(place: Path, way: str, path: str) 
         assert refused.value.reason is UnreadReason.OUTSIDE
 
 
-def test_names_lead_out_of_no_directory(place: Path, way: str) -> None:
-    """Facts are those of entries alone."""
+def test_names_cannot_leave_a_directory(place: Path, way: str) -> None:
+    """Facts are returned for directory entries only."""
     file(place / "x", "x\n")
     names = ["..", ".", "", "x/../x", "/etc/passwd", "x\0", "missing", "x"]
     facts = guarded(place, way).facts(str(place), names)
     assert [each is None for each in facts] == [True] * 7 + [False]
 
 
-def test_an_access_control_list_is_not_read_from_the_mode(place: Path) -> None:
-    """Its entries can refuse what the mode seems to grant."""
+def test_an_access_control_list_is_not_derived_from_the_mode(place: Path) -> None:
+    """Its entries can deny what the mode seems to grant."""
     path = file(place / "x.log", "x\n", mode=0o644)
     fd = os.open(path, os.O_PATH)
     try:
@@ -329,8 +329,8 @@ def test_an_access_control_list_is_not_read_from_the_mode(place: Path) -> None:
 
 
 @real_users
-def test_exchanging_files_while_they_are_opened_shows_nothing_of_another(place: Path, way: str) -> None:
-    """Ann exchanges her log for Bob's file, a link to it, and her directory for another one, all the time."""
+def test_exchanging_files_during_opening_reveals_nothing_of_another_user(place: Path, way: str) -> None:
+    """Ann keeps replacing her log by Bob's file or a link to it, and her directory by another one."""
     files, job = guarded(place, way), directory(directory(place / "ann", ANN) / "job", ANN)
     of_bob = directory(place / "bob", BOB, 0o700)
     secret = file(of_bob / "private.log", SECRET, BOB)
@@ -364,8 +364,8 @@ def test_exchanging_files_while_they_are_opened_shows_nothing_of_another(place: 
 
 
 @pytest.mark.skipif(not MAY_TAKE, reason="users' rights take CAP_SETUID and CAP_SETGID")
-def test_rights_are_taken_by_one_thread_alone() -> None:
-    """Others go on with their own, and the thread has its own again afterwards, also after an error."""
+def test_only_one_thread_adopts_another_users_rights() -> None:
+    """Other threads keep theirs, and the thread gets its own back afterwards, also after an error."""
     rights, switch = Rights(ANN, TEAM, (TEAM, 20_200)), ThreadRights()
 
     def ids() -> dict[str, str]:
@@ -404,7 +404,7 @@ def test_rights_are_taken_by_one_thread_alone() -> None:
 @real_users
 @pytest.mark.skipif(not MAY_TAKE, reason="users' rights take CAP_SETUID and CAP_SETGID")
 def test_a_server_that_distrusts_root_serves_the_owner(place: Path) -> None:
-    """As NFS with root_squash does: here a thread without the capabilities by which root reads everything."""
+    """NFS with root_squash does this: the test uses a thread without the capabilities by which root reads all."""
     private = file(directory(place / "ann", ANN, 0o700) / "x.log", "ann\n", ANN)
     outcome: list[str] = []
 
@@ -424,6 +424,6 @@ def test_a_server_that_distrusts_root_serves_the_owner(place: Path) -> None:
     assert outcome == ["refused to root", "ann\n"]
 
 
-def test_the_place_itself_is_open(place: Path) -> None:
-    """Otherwise a refusal would say nothing about rights."""
+def test_the_test_directory_itself_is_accessible(place: Path) -> None:
+    """Otherwise a refusal would prove nothing about rights."""
     assert all(parent.stat().st_mode & stat.S_IXOTH for parent in (place, *place.parents))

@@ -101,8 +101,8 @@ def files(request: pytest.FixtureRequest, scene: Scene) -> GuardedFiles:
     return GuardedFiles(tops, switch=switch_of(request.param), own_uid=None if MAY_GIVE else 4_000_000)
 
 
-def test_findings_have_none(tmp_path: Path, scene: Scene, files: GuardedFiles) -> None:
-    """Ann's own lines and public ones make findings, with nothing of Bob around them."""
+def test_findings_contain_no_foreign_byte(tmp_path: Path, scene: Scene, files: GuardedFiles) -> None:
+    """Ann's own lines and public ones make findings, without any surrounding text of Bob."""
     reading = Reading(tmp_path / "state", policy_of(**scene.policy()), opened_by=files)
     for _ in range(3):
         reading.step()
@@ -111,15 +111,15 @@ def test_findings_have_none(tmp_path: Path, scene: Scene, files: GuardedFiles) -
     reading.kill()
 
 
-def test_answers_of_the_search_have_none(scene: Scene, files: GuardedFiles) -> None:
-    """Neither from a file, nor from one that rotation seems to have renamed or packed."""
+def test_search_answers_contain_no_foreign_byte(scene: Scene, files: GuardedFiles) -> None:
+    """This holds for a file and for one that rotation seems to have renamed or compressed."""
     search = searcher_of(policy_of(**scene.policy()), NODE, files=files)
     page = search.page(LogQuery("ann-job", since=datetime.now(UTC) - timedelta(hours=1)), {})
     assert sorted(line.text for line in page.lines) == ["MARK 1 of ann", "MARK 2 of ann"]
 
 
-def test_a_store_gets_none(tmp_path: Path, scene: Scene, files: GuardedFiles) -> None:
-    """It gets what the rules read."""
+def test_a_log_store_gets_no_foreign_byte(tmp_path: Path, scene: Scene, files: GuardedFiles) -> None:
+    """The store gets what the rules read."""
     agent = Agent(tmp_path / "state", opened_by=files, **scene.policy())
     for _ in range(3):
         agent.step()
@@ -127,7 +127,7 @@ def test_a_store_gets_none(tmp_path: Path, scene: Scene, files: GuardedFiles) ->
     agent.kill()
 
 
-def test_a_dump_of_another_user_is_not_read(scene: Scene, files: GuardedFiles) -> None:
+def test_another_users_dump_is_not_read(scene: Scene, files: GuardedFiles) -> None:
     """The digest says that it may not be read. The process that reads dumps gets no byte of it."""
     taken: list[bytes] = []
 
@@ -153,8 +153,8 @@ def test_a_dump_of_another_user_is_not_read(scene: Scene, files: GuardedFiles) -
     assert taken == []
 
 
-def test_the_agent_reads_by_these_rights(scene: Scene) -> None:
-    """Not only these tests: what the agent builds for a policy refuses the same, and what lies outside."""
+def test_the_agent_reads_with_these_rights(scene: Scene) -> None:
+    """The reader that the agent builds for a policy refuses the same files, and files outside the policy."""
     built = node_files(policy_of(**scene.policy()))
     assert isinstance(built, GuardedFiles)
     with pytest.raises(LogRefused):

@@ -61,8 +61,8 @@ def read(files: NodeFiles, path: Path, named_by: NamedBy | None = None) -> str:
         return opened.read()
 
 
-def test_a_client_gets_what_the_files_themselves_say(place: Path, served: Served) -> None:
-    """Descriptors, listings and facts, also of names that are no UTF-8; refusals with their reason."""
+def test_a_client_gets_the_same_data_as_the_files_themselves(place: Path, served: Served) -> None:
+    """It gets descriptors, listings and facts, also for names in invalid UTF-8; refusals have their reason."""
     odd = os.fsencode(directory(place / "logs")) + b"/\xff.log"
     Path(os.fsdecode(odd)).write_text("odd\n")
     file(place / "logs" / "a.log", "a\n").chmod(0o644)
@@ -86,7 +86,7 @@ def test_a_client_gets_what_the_files_themselves_say(place: Path, served: Served
 
 
 def test_a_large_directory_comes_in_pages(place: Path, served: Served) -> None:
-    """No frame has more than is allowed."""
+    """No frame exceeds the allowed size."""
     names = [f"{'x' * 240}-{number:04}" for number in range(MOST_NAMES + 500)]
     for name in names:
         (place / name).touch()
@@ -97,8 +97,8 @@ def test_a_large_directory_comes_in_pages(place: Path, served: Served) -> None:
 
 
 @pytest.mark.skipif(not MAY_GIVE, reason="files of other users take CAP_CHOWN and CAP_DAC_OVERRIDE to make")
-def test_rights_come_from_the_file_that_names_and_not_from_the_asker(place: Path, served: Served) -> None:
-    """The client cannot say as whom to open."""
+def test_rights_come_from_the_naming_file_and_not_from_the_client(place: Path, served: Served) -> None:
+    """The client cannot choose the user to open as."""
     attempt = directory(directory(place / "job", ANN) / "attempt-1", ANN)
     facts = file(attempt / "sources.json", "{}", ANN, 0o644).stat()
     by = NamedBy(str(attempt / "sources.json"), facts.st_dev, facts.st_ino)
@@ -110,7 +110,7 @@ def test_rights_come_from_the_file_that_names_and_not_from_the_asker(place: Path
 
 
 def test_each_thread_has_a_connection_and_none_waits_for_another(place: Path) -> None:
-    """A file system that does not answer holds up who asked for it."""
+    """An unresponsive file system delays only the thread that asked for it."""
     entered, release = threading.Event(), threading.Event()
     file(place / "quick.log", "quick\n").chmod(0o644)
 
@@ -136,8 +136,8 @@ def test_each_thread_has_a_connection_and_none_waits_for_another(place: Path) ->
 @pytest.mark.parametrize(
     "raw", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\xc1", b"\x00\x00\x00\x09{}", b"\x00\x00\x00\x00"]
 )
-def test_an_invalid_frame_closes_its_connection_alone(place: Path, served: Served, raw: bytes) -> None:
-    """A reader that was taken over ends no opener, and makes it allocate nothing."""
+def test_an_invalid_frame_closes_only_its_connection(place: Path, served: Served, raw: bytes) -> None:
+    """A compromised reader cannot end the opener or make it allocate memory."""
     file(place / "x.log", "x\n").chmod(0o644)
     hostile, far = socket.socketpair()
     opener_frames.send(served.raw, opener_frames.AddConnection(), far.fileno())
@@ -150,8 +150,8 @@ def test_an_invalid_frame_closes_its_connection_alone(place: Path, served: Serve
     assert read(served.client, place / "x.log") == "x\n"
 
 
-def test_descriptors_of_the_asker_are_closed(place: Path, served: Served) -> None:
-    """A request that brings one keeps none open in the opener."""
+def test_descriptors_sent_by_the_client_are_closed(place: Path, served: Served) -> None:
+    """A request that carries a descriptor keeps none open in the opener."""
     path = file(place / "x.log", "x\n")
     path.chmod(0o644)
     first, second = os.pipe()
@@ -167,7 +167,7 @@ def test_descriptors_of_the_asker_are_closed(place: Path, served: Served) -> Non
 
 
 def test_a_descriptor_that_is_no_connection_is_closed(served: Served) -> None:
-    """Else a reader that was taken over could use up the opener's descriptors."""
+    """Otherwise a compromised reader could use up the opener's descriptors."""
     first, second = os.pipe()
     with contextlib.suppress(BrokenPipeError):  # the opener is quick to close the connection too
         opener_frames.send(served.raw, opener_frames.AddConnection(), second)
@@ -218,8 +218,8 @@ def test_three_capabilities_are_enough_for_an_opener(place: Path) -> None:
         assert process.wait(WAIT_SECONDS) == 0
 
 
-def test_a_client_says_when_the_opener_has_gone(place: Path) -> None:
-    """As an error of the file, so that its reading goes on later."""
+def test_a_client_reports_that_the_opener_is_gone(place: Path) -> None:
+    """It raises an error of the file, so that its reading continues later."""
     own, far = socket.socketpair()
     client = OpenerClient(own)
     far.close()
@@ -228,7 +228,7 @@ def test_a_client_says_when_the_opener_has_gone(place: Path) -> None:
     client.close()
 
 
-def test_a_client_whose_connection_was_refused_connects_again(place: Path) -> None:
+def test_a_client_reconnects_after_a_refused_connection(place: Path) -> None:
     """The opener closes it with the request unread, which resets it."""
     own, far = socket.socketpair()
     opener = FileOpener(OwnFiles())
@@ -245,8 +245,8 @@ def test_a_client_whose_connection_was_refused_connects_again(place: Path) -> No
     thread.join(WAIT_SECONDS)
 
 
-def test_a_client_with_too_many_open_files_says_so(place: Path) -> None:
-    """The kernel leaves out a descriptor that is beyond the limit."""
+def test_a_client_with_too_many_open_files_reports_it(place: Path) -> None:
+    """The kernel drops a descriptor beyond the limit."""
     own, far = socket.socketpair()
     client = OpenerClient(own)
 

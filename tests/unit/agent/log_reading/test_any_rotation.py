@@ -140,8 +140,8 @@ class RotatedFiles(RuleBasedStateMachine):
                 program.write(self.half.pop(name, b""))
 
 
-def test_every_line_counts_once_whatever_becomes_of_its_file() -> None:
-    """Renamed, deleted or truncated while it is written, with kills of the agent anywhere between."""
+def test_every_line_counts_once_whatever_happens_to_its_file() -> None:
+    """The file is renamed, deleted or truncated during writing, with kills of the agent at any point."""
     run_state_machine_as_test(
         RotatedFiles,
         settings=settings(

@@ -42,8 +42,8 @@ def seconds_of(index: ArrivalIndex, size: int, place: int, now: float = 1e6) -> 
     return after, (arrival.at - BEGAN).total_seconds()
 
 
-def test_a_byte_came_between_two_looks(journal: Journal) -> None:
-    """Or when the file was last written, which is more exact; what was not looked at yet came after the last look."""
+def test_a_byte_arrived_between_two_checks(journal: Journal) -> None:
+    """The file's last write is more exact; bytes not yet checked arrived after the last check."""
     index = ArrivalIndex(journal)
     index.record_look(KEY, 0, ns(0), at(0))
     index.record_look(KEY, 100, ns(10.5), at(11))
@@ -56,8 +56,8 @@ def test_a_byte_came_between_two_looks(journal: Journal) -> None:
     assert seconds_of(index, 400, 150, now=22) == (20, 22)
 
 
-def test_a_time_of_writing_that_somebody_has_set_counts_no_more_than_the_looks(journal: Journal) -> None:
-    """Neither one in the future nor one long ago."""
+def test_a_modification_time_set_by_a_user_does_not_override_the_checks(journal: Journal) -> None:
+    """This holds for a time in the future and for one long ago."""
     index = ArrivalIndex(journal)
     index.record_look(KEY, 0, ns(0), at(0))
     index.record_look(KEY, 100, ns(-5000), at(10))
@@ -65,8 +65,8 @@ def test_a_time_of_writing_that_somebody_has_set_counts_no_more_than_the_looks(j
     assert (seconds_of(index, 200, 50), seconds_of(index, 200, 150)) == ((0, 10), (10, 20))
 
 
-def test_a_clock_set_back_between_two_looks_costs_no_arrival(journal: Journal) -> None:
-    """Bytes did not come before the look that did not see them."""
+def test_a_clock_set_back_between_two_checks_loses_no_arrival(journal: Journal) -> None:
+    """Bytes did not arrive before the check that did not see them."""
     index = ArrivalIndex(journal)
     index.record_look(KEY, 0, ns(0), at(0))
     index.record_look(KEY, 10, ns(-10), at(-10))
@@ -76,8 +76,8 @@ def test_a_clock_set_back_between_two_looks_costs_no_arrival(journal: Journal) -
     assert (seconds_of(again, 20, 0), seconds_of(again, 20, 15)) == ((0, 0), (0, 0))
 
 
-def test_looks_within_a_second_are_one(journal: Journal) -> None:
-    """So that a busy file costs no more than one block a second."""
+def test_checks_within_a_second_count_as_one(journal: Journal) -> None:
+    """So a busy file costs no more than one block a second."""
     index = ArrivalIndex(journal)
     for number in range(400):
         index.record_look(KEY, number * 10, ns(number / 4), at(number / 4))
@@ -90,8 +90,8 @@ def test_looks_within_a_second_are_one(journal: Journal) -> None:
         assert number / 4 - 1.3 <= after <= number / 4 <= until <= number / 4 + 1.01
 
 
-def test_it_is_known_after_a_restart(tmp_path: Path) -> None:
-    """Up to what was written down; what grew while nobody looked is as uncertain as that."""
+def test_arrivals_are_known_after_a_restart(tmp_path: Path) -> None:
+    """They are known up to the last stored state; growth during the downtime is as uncertain as the downtime."""
     with closing(Journal(tmp_path)) as journal:
         index = ArrivalIndex(journal)
         for second in range(700):
@@ -111,8 +111,8 @@ def test_it_is_known_after_a_restart(tmp_path: Path) -> None:
         assert seconds_of(index, 7100, 7050) == (1300, 1300.5)
 
 
-def test_a_file_that_became_smaller_is_another(journal: Journal) -> None:
-    """Nothing of what it was is taken for what it is, whether the database has written it down or not."""
+def test_a_file_that_shrank_is_a_different_file(journal: Journal) -> None:
+    """Its earlier arrivals are not used for the new content, whether they are stored or not."""
     index = ArrivalIndex(journal)
     for second in range(300):
         index.record_look(KEY, second * 10, ns(second), at(second))
@@ -128,8 +128,8 @@ def test_a_file_that_became_smaller_is_another(journal: Journal) -> None:
     assert index.of(KEY, 5000) is None
 
 
-def test_a_scan_that_looked_before_another_look_takes_nothing_back(journal: Journal) -> None:
-    """Two threads look, and one of them tells late."""
+def test_a_late_scan_result_does_not_revert_a_newer_check(journal: Journal) -> None:
+    """Two threads check, and one of them reports late."""
     index = ArrivalIndex(journal)
     index.record_look(KEY, 100, ns(0), at(0))
     index.record_look(KEY, 300, ns(5), at(5))
@@ -137,8 +137,8 @@ def test_a_scan_that_looked_before_another_look_takes_nothing_back(journal: Jour
     assert seconds_of(index, 300, 250) == (0, 5)
 
 
-def test_what_a_scan_meets_for_the_first_time_came_after_the_one_before(journal: Journal) -> None:
-    """Unless it was written before that; what nobody writes for a day is not kept."""
+def test_what_a_scan_finds_first_arrived_after_the_previous_scan(journal: Journal) -> None:
+    """An older modification time takes precedence; files without writes for a day are forgotten."""
     index = ArrivalIndex(journal)
     index.record_scan([], at(0), at(0.1))
     fresh, moved, old = (
@@ -161,10 +161,10 @@ def test_what_a_scan_meets_for_the_first_time_came_after_the_one_before(journal:
     assert third.of(10, at(9)).after is None
 
 
-def test_however_long_a_file_is_written_its_arrivals_stay_bounded(
+def test_the_arrivals_of_a_file_stay_bounded_however_long_it_is_written(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is older is known less exactly, and never wrongly."""
+    """Older arrivals are known less exactly, but never wrongly."""
     monkeypatch.setattr(arrivals, "_BLOCKS_OF_CHUNK", 16)
     monkeypatch.setattr(arrivals, "MOST_CHUNKS", 8)
     index = ArrivalIndex(journal)
@@ -185,8 +185,8 @@ def test_however_long_a_file_is_written_its_arrivals_stay_bounded(
     assert max(spans) < 400
 
 
-def test_the_place_from_which_on_bytes_can_be_as_new_as_a_time(journal: Journal) -> None:
-    """No byte before it came at that time or later."""
+def test_the_first_position_whose_bytes_can_be_as_new_as_a_time_is_found(journal: Journal) -> None:
+    """No byte before it arrived at that time or later."""
     choice = random.Random(5)
     index = ArrivalIndex(journal)
     size, moments = 0, []
@@ -203,8 +203,8 @@ def test_the_place_from_which_on_bytes_can_be_as_new_as_a_time(journal: Journal)
         assert known.first_offset(at(wanted)) == expected
 
 
-def test_files_with_large_numbers_are_known_as_well(tmp_path: Path) -> None:
-    """FUSE, NFS and CephFS use all 64 bits. One such file must not keep what is known of others from being stored."""
+def test_files_with_large_inode_numbers_are_supported(tmp_path: Path) -> None:
+    """FUSE, NFS and CephFS use all 64 bits. One such file must not prevent other files' state from being stored."""
     large, other = (2**64 - 5, 2**63 + 7), (1, 7)
     with closing(Journal(tmp_path)) as journal:
         index = ArrivalIndex(journal)

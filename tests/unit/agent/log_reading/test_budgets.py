@@ -45,7 +45,7 @@ class Clock:
 
 
 def test_users_and_then_their_jobs_are_served_in_turn() -> None:
-    """Whoever used least comes first, also in the next round."""
+    """The user with the least use comes first, also in the next round."""
     clock = Clock()
     turns = FairTurns(clock)
 
@@ -67,7 +67,7 @@ def test_users_and_then_their_jobs_are_served_in_turn() -> None:
     assert "hostile" not in second
 
 
-def test_short_work_goes_before_long_work_of_others_that_are_new_too() -> None:
+def test_short_work_goes_before_long_work_of_other_new_jobs() -> None:
     """A thousand new jobs with floods do not delay the one line of another."""
     turns = FairTurns(Clock())
     waiting = {BudgetOwner(1000, str(number)): [0.1] for number in range(100)} | {OTHER: [0.0]}
@@ -75,8 +75,8 @@ def test_short_work_goes_before_long_work_of_others_that_are_new_too() -> None:
     assert owner == OTHER
 
 
-def test_an_hourly_budget_is_of_a_job_and_of_its_user() -> None:
-    """A user with many jobs has four times the budget of one, and a job's first words pass all the same."""
+def test_an_hourly_budget_applies_to_a_job_and_its_user() -> None:
+    """A user with many jobs has four times the budget of one job, and a job's first findings always pass."""
     clock = Clock()
     budget = HourlyBudget(100, clock)
     assert sum(budget.take(HOSTILE) for _ in range(200)) == 100
@@ -90,8 +90,8 @@ def test_an_hourly_budget_is_of_a_job_and_of_its_user() -> None:
     assert sum(budget.take(HOSTILE) for _ in range(200)) == 50
 
 
-def test_lines_of_a_job_are_bound_by_the_second() -> None:
-    """Ten seconds' worth at once, then what the seconds allow, with one in a hundred of the others."""
+def test_lines_of_a_job_are_limited_per_second() -> None:
+    """Ten seconds' worth pass at once, then the rate applies, with one in a hundred of the others."""
     clock = Clock()
     lines, some, more = LinesOfJobs(100, CutRecord(), clock), [(0, b"")] * 400, [(0, b"")] * 900
     assert len(lines.within(HOSTILE, more)) == 900
@@ -106,8 +106,8 @@ def found(owner: BudgetOwner, number: int) -> FoundFile:
     return FoundFile(f"/{owner.job}/{number}", 1, hash((owner, number)), 1, number, None, owner)
 
 
-def test_places_of_files_are_shared_between_users_and_jobs() -> None:
-    """Followed files make room for another user's, and no job has more than its bound."""
+def test_file_slots_are_shared_between_users_and_jobs() -> None:
+    """Followed files make room for another user's, and no job exceeds its limit."""
     followed = {(1, number): HOSTILE for number in range(10)}
     wanted = [found(NORMAL, 1), found(OTHER, 1), *(found(HOSTILE, number) for number in range(5))]
     chosen = shares(followed, wanted, 6, 100)
@@ -118,7 +118,7 @@ def test_places_of_files_are_shared_between_users_and_jobs() -> None:
 
 
 def test_a_job_with_many_entries_hides_no_other_job(tmp_path: Path) -> None:
-    """Its own scan ends at the bound, with the newest attempt first, and that is recorded."""
+    """Its own scan ends at the limit, with the newest attempt first, and that is recorded."""
     crowd = AttemptLogs.of(tmp_path, "crowd", 1)
     for number in range(300):
         touch(crowd.path / f"rank-{number}.jsonl", "")
@@ -134,9 +134,7 @@ def test_a_job_with_many_entries_hides_no_other_job(tmp_path: Path) -> None:
     assert {(cut.job, cut.uid, cut.what) for cut in cuts.cuts()} == {("crowd", os.getuid(), CutKind.ENTRIES)}
 
 
-def test_a_scan_that_has_no_time_left_keeps_what_was_found_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scan_without_time_left_keeps_earlier_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job is scanned again later, with more time."""
     path = touch(AttemptLogs.of(tmp_path, "slow", 1).launcher(NODE))
     cuts = CutRecord()
@@ -149,9 +147,7 @@ def test_a_scan_that_has_no_time_left_keeps_what_was_found_before(
     assert [(cut.job, cut.what) for cut in cuts.cuts()] == [("slow", CutKind.SECONDS)]
 
 
-def test_files_that_a_job_names_are_listed_once_for_each_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_named_by_a_job_are_listed_once_per_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 names in one directory cost one listing of it."""
     attempt = AttemptLogs.of(tmp_path / "logs", "llm-1", 2)
     files = [
@@ -171,7 +167,7 @@ def test_files_that_a_job_names_are_listed_once_for_each_directory(
     assert len(listings) <= 5  # the root, the job, its attempt, "own" as a job, and "own" by its name
 
 
-def test_what_is_remembered_of_a_users_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_users_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest job forgets its oldest files, a small one none."""
     monkeypatch.setattr("trainmedic_agent.log_reading.discovery.MOST_OF_USER", 20)
     for number in range(50):
@@ -195,8 +191,8 @@ def test_dropped_files_of_one_job_are_recorded(tmp_path: Path, monkeypatch: pyte
     assert [(cut.job, cut.what, cut.count) for cut in cuts.cuts()] == [("many", CutKind.FILES, 10)]
 
 
-def test_directories_of_jobs_are_bounded_by_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that changed last are scanned; the number of the others is recorded."""
+def test_job_directories_are_bounded_per_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those changed last are scanned; the number of the others is recorded."""
     monkeypatch.setattr(scan_units, "MOST_JOBS", 3)
     for number in range(5):
         touch(AttemptLogs.of(tmp_path, f"job-{number}", 1).launcher(NODE))
@@ -207,8 +203,8 @@ def test_directories_of_jobs_are_bounded_by_user(tmp_path: Path, monkeypatch: py
     assert [(cut.job, cut.what, cut.count) for cut in cuts.cuts()] == [(None, CutKind.JOBS, 2)]
 
 
-def test_findings_of_one_job_are_bounded_by_the_hour(tmp_path: Path) -> None:
-    """Another job's are told. What was refused is counted, and has no later word."""
+def test_findings_of_one_job_are_limited_per_hour(tmp_path: Path) -> None:
+    """Another job's are reported. Refused ones are counted, and get no later update."""
     root = tmp_path / "logs"
     policy = policy_of(roots=[str(root)], max_job_findings=10)
     reading = Reading(tmp_path / "state", policy)
@@ -229,7 +225,7 @@ def test_findings_of_one_job_are_bounded_by_the_hour(tmp_path: Path) -> None:
 
 
 def test_a_flood_is_read_after_another_jobs_line(tmp_path: Path) -> None:
-    """In one round of reading, however many files the flood has."""
+    """This holds in one round of reading, however many files the flood has."""
     root = tmp_path / "logs"
     reading = Reading(tmp_path / "state", policy_of(roots=[str(root)]))
     for number in range(20):
@@ -251,7 +247,7 @@ def test_a_flood_is_read_after_another_jobs_line(tmp_path: Path) -> None:
 
 
 def test_a_dump_with_a_time_in_the_future_ages_out(tmp_path: Path) -> None:
-    """From when it was first seen."""
+    """Its age counts from when it was first seen."""
     attempt = AttemptLogs.of(tmp_path / "logs", "llm-1", 2)
     touch(attempt.launcher(NODE))
     path = write_dump(attempt, 0)
@@ -268,7 +264,7 @@ def test_a_dump_with_a_time_in_the_future_ages_out(tmp_path: Path) -> None:
     assert node.times == times
 
 
-def test_dumps_of_one_job_take_no_budget_of_another(tmp_path: Path) -> None:
+def test_dumps_of_one_job_use_no_budget_of_another(tmp_path: Path) -> None:
     """Heavy dumps are refused once they have used up the job's seconds. The other job's are read in its turn."""
     heavy, light = AttemptLogs.of(tmp_path / "logs", "heavy", 1), AttemptLogs.of(tmp_path / "logs", "light", 1)
     for attempt in (heavy, light):
@@ -295,10 +291,8 @@ def test_dumps_of_one_job_take_no_budget_of_another(tmp_path: Path) -> None:
     assert [(cut.job, cut.what, cut.count) for cut in cuts.cuts()] == [("heavy", CutKind.DUMPS, 9)]
 
 
-def test_dumps_beyond_those_of_the_newest_attempts_are_counted_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of all older attempts, and of ranks beyond the limit of one."""
+def test_dumps_beyond_the_newest_attempts_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This covers all older attempts, and ranks beyond the limit of one attempt."""
     monkeypatch.setattr(dumps, "MOST_RANKS", 2)
     monkeypatch.setattr(dumps, "DUMPS_OF_JOB", 2)
     for number, ranks in ((1, 2), (2, 1), (3, 3)):
@@ -314,7 +308,7 @@ def test_dumps_beyond_those_of_the_newest_attempts_are_counted_together(
 
 
 def test_cuts_are_forgotten_and_bounded() -> None:
-    """The presence of an agent stays small, with some of each kind."""
+    """An agent's presence stays small, with some cuts of each kind."""
     clock = Clock()
     record = CutRecord(lambda: 1.7e9, clock)
     for number in range(500):
@@ -348,8 +342,8 @@ def test_cuts_are_forgotten_and_bounded() -> None:
         {"what": ["lines"], "count": 1, "since": "now"},
     ],
 )
-def test_what_is_no_cut_in_a_presence_is_skipped(cut: object) -> None:
-    """And those beside it are listed."""
+def test_an_invalid_cut_in_a_presence_is_skipped(cut: object) -> None:
+    """The valid ones next to it are listed."""
     good = {"what": "lines", "count": 1, "since": 0, "job": None, "uid": None}
     assert len(list(cuts_in("n1", {"logs": {"cuts": [cut, good]}}))) == 1
     assert list(cuts_in("n1", {"logs": {"cuts": "x"}})) == list(cuts_in("n1", {})) == []
@@ -441,8 +435,8 @@ class Opening:
         return {file.file.position(None).path: file.polled for file in self.following.followed}
 
 
-def test_opening_the_files_of_one_user_delays_no_line_of_another(tmp_path: Path) -> None:
-    """A hundred older files of one user are opened in the time of that user; each round goes to the others first."""
+def test_opening_one_users_files_delays_no_line_of_another(tmp_path: Path) -> None:
+    """A hundred older files of one user are opened on that user's time; each round serves the others first."""
     opening = Opening(tmp_path)
     for number in range(100):
         opening.write(HOSTILE, str(number), seconds_ago=60.0)
@@ -464,8 +458,8 @@ def test_opening_the_files_of_one_user_delays_no_line_of_another(tmp_path: Path)
     assert dict(opening.counters.files) == {"training": 102}
 
 
-def test_files_of_a_job_are_opened_in_the_order_of_their_last_writes(tmp_path: Path) -> None:
-    """Also if that takes several rounds, and later scans find more."""
+def test_a_jobs_files_are_opened_in_the_order_of_their_last_writes(tmp_path: Path) -> None:
+    """This holds also if it takes several rounds, and later scans find more."""
     opening = Opening(tmp_path)
     expected = [opening.write(NORMAL, str(number), seconds_ago=60.0 - number) for number in range(10)]
     opening.found.reverse()
@@ -479,7 +473,7 @@ def test_files_of_a_job_are_opened_in_the_order_of_their_last_writes(tmp_path: P
 
 
 def test_a_file_that_may_not_be_opened_is_counted_until_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each scan asks once more."""
+    """Each scan tries again."""
     opening = Opening(tmp_path)
     path = opening.write(NORMAL, "closed")
     real, is_closed = OwnFiles.open, [True]
@@ -503,8 +497,8 @@ def test_a_file_that_may_not_be_opened_is_counted_until_it_may(tmp_path: Path, m
     assert dict(opening.counters.refused) == {}
 
 
-def test_a_large_job_is_left_to_a_thread_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scan lists a few of its entries once, then none. The other look finds the rest, until it is small again."""
+def test_a_large_job_is_left_to_a_separate_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan lists a few of its entries once, then none. The thread finds the rest until the job is small again."""
     monkeypatch.setattr("trainmedic_agent.log_reading.discovery.SMALL_ENTRIES", 50)
     crowd = AttemptLogs.of(tmp_path, "crowd", 1)
     launcher = touch(crowd.launcher(NODE))
@@ -550,8 +544,8 @@ class InterruptedFiles(OwnFiles):
         return super().listing(path, most, named_by)
 
 
-def test_a_look_that_was_interrupted_does_not_delay_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is repeated at once. Only a job whose looks are slow three times in a row waits, and is large."""
+def test_an_interrupted_scan_of_a_job_does_not_delay_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is repeated at once. Only a job with three slow scans in a row waits, and counts as large."""
     clock = Clock()
     monkeypatch.setattr("trainmedic_agent.log_reading.scan_units.time.monotonic", clock)
     path = touch(AttemptLogs.of(tmp_path, "normal", 1).launcher(NODE))
@@ -570,8 +564,8 @@ def test_a_look_that_was_interrupted_does_not_delay_the_next(tmp_path: Path, mon
     assert is_large
 
 
-def test_jobs_that_wait_are_looked_at_in_the_next_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users take turns, and each user's jobs in the order of waiting."""
+def test_waiting_jobs_are_scanned_in_the_next_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users take turns, and each user's jobs are scanned in the order of waiting."""
     clock = Clock()
     monkeypatch.setattr("trainmedic_agent.log_reading.scan_units.time.monotonic", clock)
     files = InterruptedFiles(clock)
@@ -595,7 +589,7 @@ def test_jobs_that_wait_are_looked_at_in_the_next_scan(tmp_path: Path, monkeypat
     assert looked.index("other") < 2
 
 
-def test_a_job_without_writes_waits_longer_among_many() -> None:
+def test_among_many_jobs_one_without_writes_waits_longer() -> None:
     now = time.time()
     unit = ScanUnit("a", "/a", NORMAL, NamedFiles({}), None, NamedFiles({}), (0, 0, 0), "a")
     waits = []
@@ -607,8 +601,8 @@ def test_a_job_without_writes_waits_longer_among_many() -> None:
     assert waits == [1.0, 3.0, 1.0, 6.0]
 
 
-def test_a_turn_that_was_interrupted_counts_little() -> None:
-    """Its user is not served later than others for it."""
+def test_an_interrupted_turn_counts_little() -> None:
+    """Its user is not served later than others because of it."""
     clock, processor = Clock(), Clock()
     turns = FairTurns(clock, most_waiting=20.0, processor=processor)
     for _, _ in turns.turns({NORMAL: [1]}):
@@ -621,8 +615,8 @@ def test_a_turn_that_was_interrupted_counts_little() -> None:
     assert turns.used_by(OTHER.uid) == pytest.approx(0.05)
 
 
-def test_large_jobs_of_users_are_looked_at_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has many of them waits longer than whoever has one. A job that is looked at is not looked at twice."""
+def test_large_jobs_of_users_are_scanned_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user with many of them waits longer than one with a single job. No job is scanned twice at a time."""
     table = Discovery(policy_of(roots=[str(tmp_path)]), NODE)
     units = []
     for number in range(4):

@@ -57,8 +57,8 @@ def attempt(tmp_path: Path) -> AttemptLogs:
     return made
 
 
-def test_the_layout_says_job_attempt_and_rank(tmp_path: Path, attempt: AttemptLogs) -> None:
-    """Of records, of what torchrun keeps of each rank, and of the launcher."""
+def test_the_directory_layout_identifies_job_attempt_and_rank(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """This covers records, torchrun's files of each rank, and the launcher."""
     say(attempt)
     touch(attempt.records(8))
     touch(attempt.ranks(NODE) / "none_x" / "attempt_0" / "0" / "stdout.log")
@@ -81,8 +81,8 @@ def test_the_layout_says_job_attempt_and_rank(tmp_path: Path, attempt: AttemptLo
     assert found["stdout.log"].stream.endswith("/ranks-n1/none_x/attempt_0/0/stdout.log")
 
 
-def test_a_rank_that_was_told_no_local_rank_has_its_records(tmp_path: Path, attempt: AttemptLogs) -> None:
-    """A process that was started by hand, with RANK alone. What torchrun keeps by local rank is not taken for its."""
+def test_a_rank_without_a_local_rank_has_its_records(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """A process was started manually, with RANK alone. Files kept by local rank are not assigned to it."""
     touch(attempt.sources(NODE, 5), json.dumps({"version": 1, "job": "llm-1", "attempt": 2, "rank": 5, "node": NODE}))
     touch(attempt.records(5))
     touch(attempt.ranks(NODE) / "none_x" / "attempt_0" / "5" / "stdout.log")
@@ -91,8 +91,8 @@ def test_a_rank_that_was_told_no_local_rank_has_its_records(tmp_path: Path, atte
     assert (found["stdout.log"].rank, found["stdout.log"].local_rank) == (None, 5)
 
 
-def test_without_a_sources_file_a_rank_is_not_guessed(tmp_path: Path, attempt: AttemptLogs) -> None:
-    """Its records may be those of another node; of torchrun's files the local rank is known."""
+def test_the_rank_is_not_guessed_without_a_sources_file(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """Its records may be another node's; of torchrun's files, the local rank is known."""
     touch(attempt.records(8))
     touch(attempt.ranks(NODE) / "none_x" / "attempt_0" / "3" / "stdout.log")
     found = origins(scan(Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE)))
@@ -100,8 +100,8 @@ def test_without_a_sources_file_a_rank_is_not_guessed(tmp_path: Path, attempt: A
     assert (found["stdout.log"].rank, found["stdout.log"].local_rank) == (None, 3)
 
 
-def test_a_job_may_name_files_where_the_policy_lets_it(tmp_path: Path, attempt: AttemptLogs) -> None:
-    """Others are counted, however the path is written; no job makes lines of the kernel."""
+def test_a_job_may_name_files_where_the_policy_allows_it(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """Others are counted, however the path is written; no job can add kernel lines."""
     own, other = touch(tmp_path / "runs" / "own.log"), touch(tmp_path / "elsewhere" / "other.log")
     named = [
         {"path": str(own), "source": "training"},
@@ -116,7 +116,7 @@ def test_a_job_may_name_files_where_the_policy_lets_it(tmp_path: Path, attempt: 
     assert result.refused == {"outside": 3}
 
 
-def test_a_directory_that_was_renamed_gives_no_job_by_its_name(tmp_path: Path, attempt: AttemptLogs) -> None:
+def test_a_renamed_directory_does_not_identify_a_job_by_its_name(tmp_path: Path, attempt: AttemptLogs) -> None:
     """Where users may rename each other's directories, one could show another's output as that of his own job. What
     the ranks say of themselves still counts."""
     say(attempt)
@@ -136,15 +136,15 @@ def test_a_directory_that_was_renamed_gives_no_job_by_its_name(tmp_path: Path, a
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"rank": 1}', '{"job": "x", "rank": -1, "local_rank": 0, "node": "n1"}', "x" * 70_000]
 )
-def test_nonsense_in_a_sources_file_says_nothing(tmp_path: Path, attempt: AttemptLogs, text: str) -> None:
-    """Anybody who can write into the directory can write it."""
+def test_invalid_content_in_a_sources_file_is_ignored(tmp_path: Path, attempt: AttemptLogs, text: str) -> None:
+    """Any process with write access to the directory can write it."""
     touch(attempt.sources(NODE, 0), text)
     touch(attempt.records(8))
     assert origins(scan(Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE))) == {}
 
 
-def test_a_sources_file_that_changes_or_goes_is_followed(tmp_path: Path, attempt: AttemptLogs) -> None:
-    """It may be looked at while it is being written."""
+def test_a_changed_or_removed_sources_file_is_followed(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """It may be read while it is being written."""
     discovery = Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE)
     touch(attempt.records(8))
     touch(attempt.sources(NODE, 0), "{")
@@ -155,8 +155,8 @@ def test_a_sources_file_that_changes_or_goes_is_followed(tmp_path: Path, attempt
     assert origins(scan(discovery)) == {}
 
 
-def test_patterns_say_whose_a_file_is(tmp_path: Path) -> None:
-    """Job, rank and node by their places; a file of another node is not read here."""
+def test_patterns_identify_the_owner_of_a_file(tmp_path: Path) -> None:
+    """Job, rank and node come from placeholders; another node's file is not read here."""
     for name in ("llm-1/n1/rank-3.out", "llm-1/n2/rank-4.out", "llm-1/n1/rank-x.out"):
         touch(tmp_path / name)
     policy = policy_of(files=[{"path": f"{tmp_path}/{{job}}/{{node}}/rank-{{rank}}.out", "source": "own"}])
@@ -164,15 +164,15 @@ def test_patterns_say_whose_a_file_is(tmp_path: Path) -> None:
     assert found == {"rank-3.out": Origin("own", NODE, job="llm-1", rank=3, stream=f"{tmp_path}/llm-1/n1/rank-3.out")}
 
 
-def test_output_of_slurm_is_found_by_pattern(tmp_path: Path) -> None:
-    """With the job's name, where the name of the file has it."""
+def test_slurm_output_is_found_by_pattern(tmp_path: Path) -> None:
+    """The job's name is included if the file name contains it."""
     touch(tmp_path / "llm-1-4711.out")
     found = origins(scan(Discovery(policy_of(slurm=[f"{tmp_path}/{{job}}-[0-9]*.out"]), NODE)))
     assert (found["llm-1-4711.out"].source, found["llm-1-4711.out"].job) == ("slurm", "llm-1")
 
 
-def test_logs_of_containers_say_their_pod(tmp_path: Path) -> None:
-    """Of the namespaces that the policy names."""
+def test_container_logs_identify_their_pod(tmp_path: Path) -> None:
+    """The policy lists the namespaces."""
     pods = tmp_path / "pods"
     for pod in ("team-a_worker-0_1b2c", "kube-system_dns_3d4e", "nonsense"):
         touch(pods / pod / "main" / "0.log")
@@ -195,13 +195,13 @@ def test_logs_of_containers_say_their_pod(tmp_path: Path) -> None:
         ("a.log", {"a.log.1"}, False),
     ],
 )
-def test_older_logs_are_known_by_the_newer_one_beside_them(name: str, others: set[str], rotated: bool) -> None:
+def test_rotated_logs_are_recognised_by_the_newer_one_next_to_them(name: str, others: set[str], rotated: bool) -> None:
     """Their lines were read under their first name."""
     assert is_rotated(name, {name, *others}) is rotated
 
 
 def test_a_renamed_file_is_found_by_its_inode(tmp_path: Path) -> None:
-    """By whatever name, in the same directory."""
+    """It may have any name in the same directory."""
     file = touch(tmp_path / "a.log")
     facts = file.stat()
     file.rename(tmp_path / "some-other-name")
@@ -210,8 +210,8 @@ def test_a_renamed_file_is_found_by_its_inode(tmp_path: Path) -> None:
     assert (found.path, found.origin) == (f"{tmp_path}/some-other-name", None)
 
 
-def test_a_directory_with_more_than_can_be_looked_at_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the scan says so."""
+def test_a_directory_with_too_many_entries_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scan reports it."""
     monkeypatch.setattr(discovering, "MOST_ENTRIES", 100)
     for number in range(200):
         touch(tmp_path / f"{number}.log", "")
@@ -234,16 +234,16 @@ def test_a_listing_that_the_opener_cuts_is_shown(tmp_path: Path) -> None:
     assert not scan(Discovery(policy_of(files=[f"{tmp_path}/*.log"]), NODE, files=CuttingFiles())).is_cut
 
 
-def test_a_thousand_files_are_looked_at_in_a_moment(tmp_path: Path) -> None:
-    """Three thousand, of which one is a log: the others cost no call each."""
+def test_a_thousand_files_are_scanned_quickly(tmp_path: Path) -> None:
+    """Of three thousand files, one is a log: the others cost no call each."""
     for number in range(3000):
         (tmp_path / f"{number}.bin").touch()
     touch(tmp_path / "a.log")
     assert origins(scan(Discovery(policy_of(files=[f"{tmp_path}/*.log"]), NODE))).keys() == {"a.log"}
 
 
-def test_old_jobs_are_not_looked_through_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was found in them still counts; a new attempt is found at once, everything else within a minute."""
+def test_old_jobs_are_not_scanned_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier results still count; a new attempt is found at once, everything else within a minute."""
     old = AttemptLogs.of(tmp_path / "logs", "llm-1", 1)
     say(old, attempt=1, files=[{"path": str(touch(tmp_path / "logs" / "own.log")), "source": "training"}])
     touch(old.records(8))
@@ -269,8 +269,8 @@ def test_old_jobs_are_not_looked_through_each_time(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe\xe4", b"%ff\xff", b"new\nline", b"9" * 255])
-def test_a_job_of_any_name_hides_no_other(tmp_path: Path, attempt: AttemptLogs, name: bytes) -> None:
-    """One directory whose name is no UTF-8 would end each scan before it began."""
+def test_a_job_with_any_name_hides_no_other(tmp_path: Path, attempt: AttemptLogs, name: bytes) -> None:
+    """A directory name in invalid UTF-8 would otherwise end each scan before it starts."""
     attempt.launcher(NODE).touch()
     odd = os.fsencode(tmp_path) + b"/logs/" + name + b"/attempt-1"
     os.makedirs(odd + b"/ranks-n1/" + "\u00b2".encode())  # noqa: PTH103
@@ -281,10 +281,10 @@ def test_a_job_of_any_name_hides_no_other(tmp_path: Path, attempt: AttemptLogs, 
     assert scan.errors == 0
 
 
-def test_an_error_at_one_job_hides_no_other(
+def test_an_error_in_one_job_hides_no_other(
     tmp_path: Path, attempt: AttemptLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is counted."""
+    """The error is counted."""
     attempt.launcher(NODE).touch()
     bad = AttemptLogs.of(tmp_path / "logs", "bad", 1)
     bad.path.mkdir(parents=True)

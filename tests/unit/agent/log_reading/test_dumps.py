@@ -60,8 +60,8 @@ def write_dump(attempt: AttemptLogs, rank: int) -> Path:
     return path
 
 
-def test_the_dumps_of_an_attempt_are_one_finding_which_grows(tmp_path: Path, attempt: AttemptLogs) -> None:
-    """It names the job, the attempt and the ranks, and is the same after a restart."""
+def test_the_dumps_of_an_attempt_form_one_growing_finding(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """The finding names the job, the attempt and the ranks, and is the same after a restart."""
     for rank in range(6):
         write_dump(attempt, rank)
     node = Node(tmp_path / "logs")
@@ -84,8 +84,8 @@ def test_the_dumps_of_an_attempt_are_one_finding_which_grows(tmp_path: Path, att
     assert again.told == node.told
 
 
-def test_what_cannot_be_read_is_told_and_holds_nothing_up(tmp_path: Path, attempt: AttemptLogs) -> None:
-    """A pickle with a class, one that is too large, nonsense; a link, a pipe and what is old are passed over."""
+def test_unreadable_dumps_are_reported_and_block_nothing(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """Pickled classes, oversized dumps and garbage are reported; links, pipes and old dumps are skipped."""
     write_dump(attempt, 0)
     touch(attempt.dump(1)).write_bytes(b"cos\nsystem\n(S'touch /tmp/no'\ntR.")
     with touch(attempt.dump(2)).open("wb") as large:
@@ -105,8 +105,8 @@ def test_what_cannot_be_read_is_told_and_holds_nothing_up(tmp_path: Path, attemp
     assert refused.keys() == {1, 2, 3}
 
 
-def test_whose_dumps_are_on_a_shared_file_system(tmp_path: Path, attempt: AttemptLogs) -> None:
-    """A rank's by its sources file; where several nodes have launchers, no other is any node's."""
+def test_dumps_on_a_shared_file_system_are_assigned_to_nodes(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """A rank's sources file decides; if several nodes have launchers, other dumps belong to no node."""
     touch(attempt.launcher("n2"))
     for rank in (8, 9):
         write_dump(attempt, rank)
@@ -118,8 +118,8 @@ def test_whose_dumps_are_on_a_shared_file_system(tmp_path: Path, attempt: Attemp
         assert [finding.ranks for finding, _ in node.told.values()] == ranks
 
 
-def test_nothing_is_read_while_nothing_can_be_taken(tmp_path: Path, attempt: AttemptLogs) -> None:
-    """Such as before there are rules; a dump of more than an hour ago is none any more when it can."""
+def test_dumps_are_not_read_while_findings_cannot_be_accepted(tmp_path: Path, attempt: AttemptLogs) -> None:
+    """Before rules arrive, nothing is read; a dump older than an hour no longer counts afterwards."""
     write_dump(attempt, 0)
     node = Node(tmp_path / "logs")
     node.can_take = False
@@ -130,7 +130,7 @@ def test_nothing_is_read_while_nothing_can_be_taken(tmp_path: Path, attempt: Att
 
 
 def test_dumps_without_budget_are_refused_at_once(tmp_path: Path, attempt: AttemptLogs) -> None:
-    """Their number costs no writes to the disk, for which others would wait."""
+    """Their number causes no disk writes, which would delay others."""
     for rank in range(20):
         touch(attempt.dump(rank), "no dump")
     node = Node(tmp_path / "logs")

@@ -39,15 +39,15 @@ def root() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("seconds", [FAR, -FAR])
-def test_a_time_of_writing_is_bounded(seconds: int) -> None:
-    """A message of the opener and a `datetime` hold it."""
+def test_a_modification_time_is_bounded(seconds: int) -> None:
+    """It fits into an opener message and a `datetime`."""
     facts = os.stat_result((0o100644, 1, 1, 1, 0, 0, 0, 0, 0, 0), {"st_mtime_ns": seconds * 10**9})
     msgspec.msgpack.encode(FileFacts.of(facts))
     assert file_times.written_at(facts).tzinfo is UTC
 
 
 @pytest.mark.parametrize("seconds", [FAR, -FAR])
-def test_a_job_with_such_a_time_hides_no_other_job(root: Path, seconds: int) -> None:
+def test_a_job_with_an_extreme_time_hides_no_other_job(root: Path, seconds: int) -> None:
     for job in ("hostile", "normal"):
         log = AttemptLogs.of(root, job, 1).launcher(NODE)
         log.parent.mkdir(parents=True)
@@ -64,7 +64,7 @@ def test_a_job_with_such_a_time_hides_no_other_job(root: Path, seconds: int) -> 
     assert {file.origin.job for file in scan.files if file.origin is not None} == {"hostile", "normal"}
 
 
-def test_a_dump_with_such_a_time_hides_no_dump_of_another_job(root: Path, tmp_path: Path) -> None:
+def test_a_dump_with_an_extreme_time_hides_no_dump_of_another_job(root: Path, tmp_path: Path) -> None:
     for job in ("hostile", "normal"):
         attempt = AttemptLogs.of(root / "logs", job, 1)
         attempt.path.mkdir(parents=True)
@@ -79,8 +79,8 @@ def test_a_dump_with_such_a_time_hides_no_dump_of_another_job(root: Path, tmp_pa
 
 
 @pytest.mark.parametrize("seconds", [FAR, -FAR])
-def test_such_a_file_is_searched(root: Path, seconds: int) -> None:
-    """Its lines are as old as they say, and the search does not fail."""
+def test_a_file_with_an_extreme_time_is_searched(root: Path, seconds: int) -> None:
+    """Its lines have the times that they state, and the search does not fail."""
     log = AttemptLogs.of(root, "hostile", 1).launcher(NODE)
     log.parent.mkdir(parents=True)
     log.write_text("2026-01-01 00:00:00,000 a line\n")

@@ -80,7 +80,7 @@ class Store:
 
 
 def test_a_job_with_many_findings_delays_no_other_user(store: Store) -> None:
-    """The finding that came last is in the next batch, whatever another user has waiting."""
+    """The latest finding is in the next batch, however many of another user are waiting."""
     loud = BudgetOwner(MALLORY, "loud")
     store.put(*(found(loud, number) for number in range(1000)))
     store.put(found(BudgetOwner(BOB, "bobs"), 0), found(NODE_ITSELF, 0))
@@ -89,7 +89,7 @@ def test_a_job_with_many_findings_delays_no_other_user(store: Store) -> None:
     assert store.sent(4) == [f"loud-{number}" for number in range(2, 6)]
 
 
-def test_a_job_delays_other_jobs_of_its_user_by_their_number_alone(store: Store) -> None:
+def test_a_job_delays_its_users_other_jobs_only_by_their_number(store: Store) -> None:
     """Each job of the user sends one finding in turn."""
     for job in ("first", "second"):
         store.put(*(found(BudgetOwner(MALLORY, job), number) for number in range(100)))
@@ -97,16 +97,16 @@ def test_a_job_delays_other_jobs_of_its_user_by_their_number_alone(store: Store)
     assert "third-0" in store.sent(3)
 
 
-def test_who_was_served_longest_ago_comes_first() -> None:
-    """More users than fit into a batch have their turns in the following ones."""
+def test_the_user_served_longest_ago_comes_first() -> None:
+    """If more users wait than fit into a batch, the others follow in later batches."""
     queue, counts = FindingQueue(), {BudgetOwner(uid, "j"): 100 for uid in range(7)}
     served = [owner.uid for _ in range(7) for owner in queue.shares(counts, 3)]
     assert [served.count(uid) for uid in range(7)] == [3] * 7
     assert served[:7] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_the_turns_hold_after_a_restart(store: Store) -> None:
-    """Whose a finding is, and its place among those of its job, are stored with it. Numbers go on."""
+def test_the_turns_survive_a_restart(store: Store) -> None:
+    """A finding's owner and its place within its job are stored with it. Numbers continue."""
     store.put(*(found(BudgetOwner(MALLORY, "loud"), number) for number in range(10)))
     assert len(store.sent(2)) == 2
     store.put(found(BudgetOwner(BOB, "bobs"), 0))
@@ -116,8 +116,8 @@ def test_the_turns_hold_after_a_restart(store: Store) -> None:
     assert sorted(store.sent(2)) == ["bobs-0", "loud-2"]
 
 
-def test_a_later_word_takes_the_place_of_one_that_waits(store: Store) -> None:
-    """It keeps the excerpt of the earlier one. What is on its way is not changed."""
+def test_a_later_update_replaces_a_waiting_one(store: Store) -> None:
+    """It keeps the excerpt of the earlier one. Updates in transit are not changed."""
     word = found(BudgetOwner(BOB, "bobs"), 0)
     store.put(OutgoingFinding(word.finding, Excerpt(("a",), 0), word.owner))
     store.put(word)
@@ -127,7 +127,7 @@ def test_a_later_word_takes_the_place_of_one_that_waits(store: Store) -> None:
     assert [each for each, _ in store.store.number_next(5)] == [number, number + 1]
 
 
-def test_what_finds_no_room_leaves_out_numbers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_without_capacity_leave_gaps_in_the_numbers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server sees by the numbers that updates were lost."""
     (first,) = (found(BudgetOwner(BOB, "bobs"), 0),)
     store.put(first)
@@ -140,7 +140,7 @@ def test_what_finds_no_room_leaves_out_numbers(store: Store, monkeypatch: pytest
     assert [number for number, _ in store.store.number_next(5)] == [5]
 
 
-def test_a_finding_that_cannot_be_read_delays_no_other(store: Store) -> None:
+def test_an_unreadable_finding_delays_no_other(store: Store) -> None:
     """A user can name the directory of an attempt so that the server could not read its finding. It leaves out a
     number, and is counted over a restart."""
     unreadable = found(BudgetOwner(MALLORY, "loud"), 0)
@@ -157,7 +157,7 @@ def test_a_finding_that_cannot_be_read_delays_no_other(store: Store) -> None:
 
 
 def test_losses_of_two_threads_are_both_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader drops findings for lack of space, and the sender an unreadable one before that is counted."""
+    """The reader drops findings for lack of space; the sender drops an unreadable one before that is counted."""
     sender = threading.Thread(target=lambda: store.store.number_next(5))
 
     class Counters(LogCounters):
@@ -188,8 +188,8 @@ def test_losses_of_two_threads_are_both_counted(store: Store, monkeypatch: pytes
     assert store.counters.findings_lost == counters.findings_lost == 4 - store.counters.findings_waiting > 1
 
 
-def test_the_sender_goes_on_after_an_unexpected_error(store: Store) -> None:
-    """Its end would leave all later findings unsent, with nothing that says so but their number."""
+def test_the_sender_continues_after_an_unexpected_error(store: Store) -> None:
+    """Without it, all later findings would stay unsent, visible only in their number."""
     sent: list[int] = []
     has_sent, counters = threading.Event(), AgentCounters()
 
@@ -210,7 +210,7 @@ def test_the_sender_goes_on_after_an_unexpected_error(store: Store) -> None:
 
 
 def test_the_user_with_the_most_findings_makes_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nobody takes findings, those of other users and of the kernel stay, however old they are."""
+    """While no findings are accepted, those of other users and of the kernel stay, whatever their age."""
     store.put(found(NODE_ITSELF, 0), found(BudgetOwner(BOB, "bobs"), 0), found(BudgetOwner(MALLORY, "quiet"), 0))
     loud = [found(BudgetOwner(MALLORY, "loud"), number) for number in range(300)]
     ((size,),) = store.database.rows("SELECT SUM(size) FROM log_waiting")
@@ -223,14 +223,14 @@ def test_the_user_with_the_most_findings_makes_room(store: Store, monkeypatch: p
 
 
 def test_after_a_restart_no_job_uses_the_turns_of_the_node() -> None:
-    """Then only the job of a finding is known. The kernel's findings keep their own turns."""
+    """After a restart, only a finding's job is known. The kernel's findings keep their own turns."""
     of_jobs, loud = FindingsOfJobs(500, CutRecord()), found(BudgetOwner(MALLORY, "loud"), 0).finding
     assert of_jobs.owner_of(loud).uid not in {None, MALLORY}
     assert of_jobs.owner_of(of_kernel("gpu-xid", "n1", NOW)) == NODE_ITSELF
 
 
-def test_what_an_earlier_release_followed_is_taken_over(store: Store) -> None:
-    """It wrote the whole state as one value. Rows from before it ran are stale then."""
+def test_the_state_of_an_earlier_release_is_migrated(store: Store) -> None:
+    """That release wrote the whole state as one value. Rows from before it ran are stale then."""
     store.store.commit({}, TrackerChanges({1: '{"of": "this release"}'}), [], NOW)
     with store.database.transaction() as connection:
         value = json.dumps({"followed": [{"of": "the earlier one"}]})
@@ -242,7 +242,7 @@ def test_what_an_earlier_release_followed_is_taken_over(store: Store) -> None:
 
 
 def test_an_excerpt_stays_due_while_its_file_cannot_be_read() -> None:
-    """The file is closed then, with what its stream still has to send."""
+    """The file is then closed, with what its stream still has to send."""
 
     def unreadable() -> dict[str, Any]:
         raise OSError("stale file handle")

@@ -43,8 +43,8 @@ def write(path: Path, *marks: int, end: str = "\n") -> None:
         file.write("".join(f"MARK {mark}{end}" for mark in marks))
 
 
-def test_what_is_added_is_read_once(reading: Reading, logs: Path) -> None:
-    """Over many looks, also when nothing comes."""
+def test_added_content_is_read_once(reading: Reading, logs: Path) -> None:
+    """This holds over many checks, also when nothing is added."""
     for mark in range(4):
         write(logs / "a.log", mark)
         reading.step()
@@ -52,8 +52,8 @@ def test_what_is_added_is_read_once(reading: Reading, logs: Path) -> None:
     assert (reading.marks(), reading.counted()) == (["0", "1", "2", "3"], 4)
 
 
-def test_a_half_line_waits_for_its_end(reading: Reading, logs: Path) -> None:
-    """It is one line, whenever its parts come."""
+def test_a_partial_line_waits_for_its_end(reading: Reading, logs: Path) -> None:
+    """It is one line, whenever its parts arrive."""
     write(logs / "a.log", 12, end="")
     reading.step()
     assert reading.marks() == []
@@ -63,18 +63,16 @@ def test_a_half_line_waits_for_its_end(reading: Reading, logs: Path) -> None:
     assert [update.finding.line for update in reading.updates()] == ["MARK 12MARK 7"]
 
 
-def test_a_half_line_whose_end_never_comes_counts_after_a_while(reading: Reading, logs: Path) -> None:
-    """The last words of a program that was killed."""
+def test_a_partial_line_that_never_ends_counts_after_a_while(reading: Reading, logs: Path) -> None:
+    """It holds the last words of a killed program."""
     write(logs / "a.log", 1, end="")
     reading.step()
     reading.read(followed_file.HALF_LINE_SECONDS + 1)
     assert reading.marks() == ["1"]
 
 
-def test_a_file_that_is_renamed_is_read_to_its_end_and_the_new_one_from_its_beginning(
-    reading: Reading, logs: Path
-) -> None:
-    """As logrotate does by default; the program writes on into the old one until it is told."""
+def test_a_renamed_file_is_read_to_its_end_and_the_new_one_from_its_start(reading: Reading, logs: Path) -> None:
+    """By default, logrotate renames; the program writes to the old file until it is notified."""
     write(logs / "a.log", 1)
     reading.step()
     write(logs / "a.log", 2)
@@ -89,8 +87,8 @@ def test_a_file_that_is_renamed_is_read_to_its_end_and_the_new_one_from_its_begi
     assert (sorted(reading.marks()), reading.counted()) == (["1", "2", "3", "4", "5"], 5)
 
 
-def test_what_was_rotated_while_no_agent_ran_is_read_to_its_end(reading: Reading, logs: Path) -> None:
-    """The file is known by its inode, under the name that it has now."""
+def test_a_file_rotated_during_downtime_is_read_to_its_end(reading: Reading, logs: Path) -> None:
+    """The file is recognised by its inode under its present name."""
     write(logs / "a.log", 1)
     reading.step()
     reading.kill()
@@ -102,8 +100,8 @@ def test_what_was_rotated_while_no_agent_ran_is_read_to_its_end(reading: Reading
     assert (sorted(reading.marks()), reading.counted()) == (["1", "2", "3"], 3)
 
 
-def test_a_copied_and_truncated_file_is_read_anew_and_its_copy_not_at_all(reading: Reading, logs: Path) -> None:
-    """As logrotate does with copytruncate."""
+def test_a_copytruncated_file_is_read_again_and_its_copy_is_not(reading: Reading, logs: Path) -> None:
+    """logrotate does this with copytruncate."""
     write(logs / "a.log", 1, 2)
     reading.step()
     shutil.copy(logs / "a.log", logs / "a.log.1")
@@ -114,10 +112,10 @@ def test_a_copied_and_truncated_file_is_read_anew_and_its_copy_not_at_all(readin
     assert reading.counters.truncations == 1
 
 
-def test_a_file_that_grew_past_the_old_end_after_a_truncation_is_read_from_its_beginning(
+def test_a_file_that_outgrew_its_old_end_after_a_truncation_is_read_from_its_start(
     reading: Reading, logs: Path
 ) -> None:
-    """Its size alone would not tell."""
+    """Its size alone would not show the truncation."""
     write(logs / "a.log", 1)
     reading.step()
     os.truncate(logs / "a.log", 0)
@@ -126,8 +124,8 @@ def test_a_file_that_grew_past_the_old_end_after_a_truncation_is_read_from_its_b
     assert (sorted(reading.marks()), reading.counted()) == (["1", "2", "3", "4"], 4)
 
 
-def test_the_hole_that_a_program_leaves_after_a_truncation_is_not_read(reading: Reading, logs: Path) -> None:
-    """Who does not append writes on at the old place: a terabyte of nothing, and then the next line."""
+def test_the_hole_left_by_a_program_after_a_truncation_is_not_read(reading: Reading, logs: Path) -> None:
+    """A writer that does not append leaves a terabyte of zeros before the next line."""
     with (logs / "a.log").open("w") as program:
         program.write("MARK 1\n")
         program.flush()
@@ -144,8 +142,8 @@ def test_the_hole_that_a_program_leaves_after_a_truncation_is_not_read(reading: 
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_log_that_was_shrunk_is_read_on(is_killed: bool, reading: Reading, logs: Path) -> None:
-    """A rule with ``do: shrink`` makes a hole of its beginning. What is left was read already."""
+def test_a_shrunk_log_is_read_further(is_killed: bool, reading: Reading, logs: Path) -> None:
+    """A rule with ``do: shrink`` turns its start into a hole. The rest was read already."""
     log = logs / "a.log"
     log.write_text("MARK 1\n" + "padding\n" * 4000 + "MARK 2\n" + "padding\n" * 20)
     reading.step()
@@ -161,8 +159,8 @@ def test_a_log_that_was_shrunk_is_read_on(is_killed: bool, reading: Reading, log
     assert reading.marks() == ["1", "2", "3"]
 
 
-def test_a_deleted_file_is_read_to_its_end_and_then_let_go(reading: Reading, logs: Path) -> None:
-    """Its room on the disk is free a minute after its last line, and so is the memory of it."""
+def test_a_deleted_file_is_read_to_its_end_and_then_released(reading: Reading, logs: Path) -> None:
+    """Its disk space and its memory are released a minute after its last line."""
     write(logs / "a.log", 1)
     reading.step()
     with (logs / "a.log").open("a") as program:
@@ -183,8 +181,8 @@ def _target(fd: str) -> str:
         return ""
 
 
-def test_a_quiet_file_is_closed_and_opened_again_when_it_grows(reading: Reading, logs: Path) -> None:
-    """So nobody's cleaning takes it for one in use."""
+def test_a_quiet_file_is_closed_and_reopened_when_it_grows(reading: Reading, logs: Path) -> None:
+    """So no cleaning treats it as in use."""
     write(logs / "a.log", 1)
     reading.step()
     reading.read(files.CLOSED_AFTER + 1)
@@ -195,8 +193,8 @@ def test_a_quiet_file_is_closed_and_opened_again_when_it_grows(reading: Reading,
     assert (reading.marks(), reading.counted()) == (["1", "2"], 2)
 
 
-def test_a_new_file_with_the_number_of_one_that_is_gone_is_a_new_file(reading: Reading, logs: Path) -> None:
-    """File systems give numbers away again at once."""
+def test_a_new_file_with_a_reused_inode_number_is_a_new_file(reading: Reading, logs: Path) -> None:
+    """File systems reuse numbers at once."""
     write(logs / "a.log", 1)
     reading.step()
     reading.read(files.CLOSED_AFTER + 1)
@@ -208,8 +206,8 @@ def test_a_new_file_with_the_number_of_one_that_is_gone_is_a_new_file(reading: R
     assert found == {f"{logs}/{name}" for name in ("b.log", "c.log", "d.log")}
 
 
-def test_an_agent_that_is_new_on_a_node_reads_the_end_of_what_is_there(tmp_path: Path, logs: Path) -> None:
-    """Of yesterday's files a megabyte; of those that nobody has written since the day before, nothing."""
+def test_a_new_agent_on_a_node_reads_the_end_of_existing_files(tmp_path: Path, logs: Path) -> None:
+    """It reads a megabyte of yesterday's files, and nothing of files not written since the day before."""
     (logs / "a.log").write_text("MARK 1\n" + f"{'x' * 1000}\n" * 2000 + "MARK 2\n")
     (logs / "old.log").write_text("MARK 3\n")
     os.utime(logs / "old.log", (1e9, 1e9))
@@ -221,7 +219,7 @@ def test_an_agent_that_is_new_on_a_node_reads_the_end_of_what_is_there(tmp_path:
 
 
 def test_a_truncation_right_after_a_read_is_noticed(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is known by what was read, not by what is in its place a moment later."""
+    """The file is identified by what was read, not by what is in its place a moment later."""
     path = logs / "a.log"
     path.write_bytes(b"MARK 1\n")
     facts = path.stat()
@@ -241,8 +239,10 @@ def test_a_truncation_right_after_a_read_is_noticed(logs: Path, monkeypatch: pyt
     file.close()
 
 
-def test_who_is_far_behind_goes_on_near_the_end(reading: Reading, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left out is counted."""
+def test_a_reader_far_behind_continues_near_the_end(
+    reading: Reading, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Skipped lines are counted."""
     monkeypatch.setattr(log_files, "FARTHEST_BEHIND", 10_000)
     monkeypatch.setattr(log_files, "_KEPT_BEHIND", 1000)
     (logs / "a.log").write_text("MARK 1\n" + "x\n" * 10_000 + "MARK 2\n")
@@ -252,7 +252,7 @@ def test_who_is_far_behind_goes_on_near_the_end(reading: Reading, logs: Path, mo
 
 
 def test_a_flood_is_sampled_and_counted_and_other_files_have_their_turn(tmp_path: Path, logs: Path) -> None:
-    """A hundred lines a second are looked at, with ten seconds saved up; of the rest every hundredth."""
+    """A hundred lines a second are read, with ten seconds saved up; of the rest, every hundredth."""
     reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/*.log"], max_lines=100))
     reading.step()
     (logs / "flood.log").write_text("x\n" * 100_000)
@@ -264,8 +264,8 @@ def test_a_flood_is_sampled_and_counted_and_other_files_have_their_turn(tmp_path
     reading.kill()
 
 
-def test_lines_of_the_kernel_are_never_sampled(tmp_path: Path, logs: Path) -> None:
-    """Nor those of who speaks for it."""
+def test_kernel_lines_are_never_sampled(tmp_path: Path, logs: Path) -> None:
+    """The same holds for lines of processes that report for the kernel."""
     policy = policy_of(files=[{"path": f"{logs}/*.log", "source": "fabric-manager"}], max_lines=10)
     reading = Reading(tmp_path / "state", policy)
     reading.step()
@@ -275,8 +275,8 @@ def test_lines_of_the_kernel_are_never_sampled(tmp_path: Path, logs: Path) -> No
     reading.kill()
 
 
-def test_links_pipes_sockets_and_second_names_are_not_read(reading: Reading, tmp_path: Path, logs: Path) -> None:
-    """Wherever they lead, and nobody who waits at the pipe's other end is woken."""
+def test_symbolic_and_hard_links_pipes_and_sockets_are_not_read(reading: Reading, tmp_path: Path, logs: Path) -> None:
+    """Links are not followed, and no process that waits at a pipe's other end is woken."""
     write(tmp_path / "secret", 1)
     (logs / "link.log").symlink_to(tmp_path / "secret")
     os.link(tmp_path / "secret", logs / "name.log")
@@ -292,7 +292,7 @@ def test_links_pipes_sockets_and_second_names_are_not_read(reading: Reading, tmp
 
 
 def test_a_directory_that_is_a_link_is_not_entered(tmp_path: Path, logs: Path) -> None:
-    """Neither on the way to the first directory nor below it."""
+    """This holds on the way to the first directory and below it."""
     (tmp_path / "elsewhere").mkdir()
     write(tmp_path / "elsewhere" / "a.log", 1)
     (logs / "inner").symlink_to(tmp_path / "elsewhere")
@@ -307,7 +307,7 @@ def test_a_directory_that_is_a_link_is_not_entered(tmp_path: Path, logs: Path) -
 
 
 def test_hostile_names_are_read_like_others(reading: Reading, logs: Path) -> None:
-    """Line feeds, bytes that are no text, and terminal controls in a name."""
+    """The names contain line feeds, invalid text and terminal controls."""
     names = [b"a\nb.log", b"\xff\xfe.log", b"\x1b[2J.log", b" .log"]
     for mark, name in enumerate(names):
         path = os.fsencode(logs) + b"/" + name
@@ -320,7 +320,7 @@ def test_hostile_names_are_read_like_others(reading: Reading, logs: Path) -> Non
     assert (sorted(reading.marks()), reading.counted()) == (["0", "1", "2", "3"], 4)
 
 
-def test_nul_bytes_and_lines_of_megabytes_do_no_harm(reading: Reading, logs: Path) -> None:
+def test_nul_bytes_and_very_long_lines_do_no_harm(reading: Reading, logs: Path) -> None:
     """The next line is read."""
     with (logs / "a.log").open("wb") as file:
         file.write(b"\0" * 100 + b"MARK 1\n" + b"y" * 3_000_000 + b"MARK 2\nMARK 3\n")
@@ -329,8 +329,8 @@ def test_nul_bytes_and_lines_of_megabytes_do_no_harm(reading: Reading, logs: Pat
     assert reading.counters.bytes_left_out == pytest.approx(3_000_000, abs=10_000)
 
 
-def test_a_file_that_vanishes_between_look_and_open_does_no_harm(reading: Reading, logs: Path) -> None:
-    """Nor one whose directory does."""
+def test_a_file_that_vanishes_before_it_is_opened_does_no_harm(reading: Reading, logs: Path) -> None:
+    """The same holds for its directory."""
     write(logs / "a.log", 1)
     reading.look()
     shutil.rmtree(logs)
@@ -341,8 +341,8 @@ def test_a_file_that_vanishes_between_look_and_open_does_no_harm(reading: Readin
     assert reading.marks() == ["2"]
 
 
-def test_the_most_files_of_the_policy_are_those_that_were_written_last(tmp_path: Path, logs: Path) -> None:
-    """Those for which there is no room are counted."""
+def test_the_most_recently_written_files_fill_the_policys_limit(tmp_path: Path, logs: Path) -> None:
+    """Files beyond the limit are counted."""
     for number in range(5):
         write(logs / f"{number}.log", number)
         os.utime(logs / f"{number}.log", (2e9 + number, 2e9 + number))
@@ -354,7 +354,7 @@ def test_the_most_files_of_the_policy_are_those_that_were_written_last(tmp_path:
 
 
 def test_a_finding_is_followed_by_the_lines_around_it(reading: Reading, logs: Path) -> None:
-    """Fifty on each side, masked, a few seconds after the finding itself, which waits for nothing."""
+    """Fifty lines on each side, masked, follow a few seconds after the finding, which is not delayed."""
     before = [f"step {number}" for number in range(70)]
     (logs / "a.log").write_text("\n".join([*before, "MARK 1", "password=hunter2-and-more"]) + "\n")
     reading.step()
@@ -372,7 +372,7 @@ def test_a_finding_is_followed_by_the_lines_around_it(reading: Reading, logs: Pa
     assert len(second.excerpt.lines) == 101
 
 
-def test_lines_around_a_finding_come_also_after_a_kill(reading: Reading, logs: Path) -> None:
+def test_lines_around_a_finding_are_also_sent_after_a_kill(reading: Reading, logs: Path) -> None:
     """They are read from the file again."""
     write(logs / "a.log", 1)
     reading.step()
@@ -408,8 +408,8 @@ def test_a_block_is_not_lost_if_reading_ends_before_it_was_read_again(
     assert reading.marks() == ["1"]
 
 
-def test_an_excerpt_begins_with_a_whole_line(reading: Reading, logs: Path) -> None:
-    """Where lines are long, there are fewer."""
+def test_an_excerpt_starts_with_a_whole_line(reading: Reading, logs: Path) -> None:
+    """Where lines are long, there are fewer of them."""
     (logs / "a.log").write_text(f"{'x' * BYTES_AROUND}\nshort\nMARK 1\n")
     reading.step()
     reading.read(4)
@@ -418,10 +418,10 @@ def test_an_excerpt_begins_with_a_whole_line(reading: Reading, logs: Path) -> No
     assert excerpt.lines == ("short", "MARK 1")
 
 
-def test_reading_waits_for_a_disk_that_takes_nothing(
+def test_reading_waits_for_a_disk_that_cannot_be_written(
     reading: Reading, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was found is kept until it can be written, and a bounded number of findings is read meanwhile."""
+    """Findings are kept until they can be written, and a bounded number is read during this time."""
     monkeypatch.setattr(rule_runner, "_MOST_UNWRITTEN", 3)
     commit = reading.store.commit
 
@@ -441,8 +441,8 @@ def test_reading_waits_for_a_disk_that_takes_nothing(
     assert (reading.marks(), reading.counters.problem) == (["1", "2", "3", "4"], "")
 
 
-def test_what_lay_there_for_long_was_not_printed_just_now(tmp_path: Path, logs: Path) -> None:
-    """A line that says no time has that of the file's last write; one that was waited for has that of its coming."""
+def test_old_content_does_not_count_as_just_printed(tmp_path: Path, logs: Path) -> None:
+    """A line without a time has that of the file's last write; one that was waited for has its arrival time."""
     reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/*.log"]))
     write(logs / "a.log", 1)
     before = reading.began.timestamp() - 5 * 3600
@@ -457,10 +457,8 @@ def test_what_lay_there_for_long_was_not_printed_just_now(tmp_path: Path, logs: 
     reading.kill()
 
 
-def test_no_more_findings_wait_than_there_is_room_for(
-    reading: Reading, logs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The oldest go, and are counted, over a restart too. Those that have a number are no more than a batch."""
+def test_waiting_findings_are_bounded(reading: Reading, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are dropped and counted, over a restart too. Numbered ones are no more than a batch."""
     monkeypatch.setattr(log_store, "MOST_WAITING_BYTES", 3000)
     for mark in range(20):
         write(logs / "a.log", mark)
@@ -475,8 +473,8 @@ def test_no_more_findings_wait_than_there_is_room_for(
     assert reading.counters.findings_lost == lost
 
 
-def test_an_open_file_that_gets_the_name_of_another_job_stays_its_own_jobs(tmp_path: Path, logs: Path) -> None:
-    """In a directory that users share, one of them can give a file any name."""
+def test_an_open_file_renamed_to_another_jobs_name_stays_with_its_job(tmp_path: Path, logs: Path) -> None:
+    """In a directory shared by users, one of them can give a file any name."""
     reading = Reading(tmp_path / "state", policy_of(files=[f"{logs}/{{job}}.log"]))
     reading.step()
     write(logs / "own.log", 1)
@@ -492,10 +490,10 @@ def test_an_open_file_that_gets_the_name_of_another_job_stays_its_own_jobs(tmp_p
     reading.kill()
 
 
-def test_a_file_whose_origin_cannot_change_keeps_no_other_from_being_opened(
+def test_a_file_whose_origin_cannot_change_does_not_block_opening_others(
     reading: Reading, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its file system fails just then."""
+    """Its file system fails at that moment."""
     write(logs / "a.log", 1)
     reading.step()
     failing = Mock(side_effect=OSError(errno.ESTALE, "Stale file handle"))
@@ -509,7 +507,7 @@ def test_a_file_whose_origin_cannot_change_keeps_no_other_from_being_opened(
 
 @pytest.mark.parametrize("limit", [errno.EMFILE, errno.ENFILE])
 def test_files_beyond_the_limit_of_open_files_are_counted(limit: int, tmp_path: Path, logs: Path) -> None:
-    """They are not gone, whether the limit is the process's or the node's."""
+    """They do not count as gone, whether the limit is the process's or the node's."""
 
     class Full(OwnFiles):
         def open(self, path: str, named_by: NamedBy | None = None) -> int:

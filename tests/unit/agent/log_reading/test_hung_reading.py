@@ -36,10 +36,8 @@ class Port:
     def send_findings(self, updates: Sequence[tuple[int, bytes]]) -> None: ...
 
 
-def test_a_kernels_log_that_cannot_be_opened_is_a_problem_until_it_can(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is tried again every second, and logged once."""
+def test_an_unopenable_kernel_log_is_a_problem_until_it_opens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Opening is retried every second, and logged once."""
     kmsg, unused = tmp_path / "kmsg", cast(Any, None)
     database = AgentDatabase(tmp_path / "state")
     reader = LogReader(
@@ -69,7 +67,7 @@ def test_a_kernels_log_that_cannot_be_opened_is_a_problem_until_it_can(
 
 
 def test_a_scan_that_does_not_end_is_a_problem_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process answers heartbeats all the time, so nothing else tells of it."""
+    """The process still answers heartbeats, so nothing else reports it."""
     monkeypatch.setattr(log_reader, "HUNG_SECONDS", 0.2)
     files, port = HangingFiles(), Port()
     database = AgentDatabase(tmp_path / "state")

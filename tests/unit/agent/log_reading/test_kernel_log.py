@@ -48,8 +48,8 @@ def record(number: int, text: str, seconds: float = 12.5) -> bytes:
     return f"4,{number},{round(seconds * 1e6)},-;{text}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:18:00.0\n".encode()
 
 
-def test_records_are_read_from_the_first_that_is_wanted(tmp_path: Path, kmsg: Ring) -> None:
-    """Without their members; what was read before a restart is passed over."""
+def test_records_are_read_from_the_first_requested_one(tmp_path: Path, kmsg: Ring) -> None:
+    """Member lines are omitted; records read before a restart are skipped."""
     kmsg.records = [record(0, "zero"), record(1, "one"), record(2, "two")]
     reader = KmsgReader(1, str(tmp_path / "kmsg"))
     assert reader.read() == [(1, b"4,1,12500000,-;one"), (2, b"4,2,12500000,-;two")]
@@ -57,8 +57,8 @@ def test_records_are_read_from_the_first_that_is_wanted(tmp_path: Path, kmsg: Ri
     reader.close()
 
 
-def test_what_the_ring_has_lost_is_counted(tmp_path: Path, kmsg: Ring) -> None:
-    """Lines that were overwritten before the agent began, and while it read."""
+def test_records_lost_by_the_ring_buffer_are_counted(tmp_path: Path, kmsg: Ring) -> None:
+    """The lines were overwritten before the agent started, or while it read."""
     kmsg.records = [record(5, "five"), BrokenPipeError, record(9, "nine")]
     reader = KmsgReader(3, str(tmp_path / "kmsg"))
     assert [number for number, _ in reader.read()] == [5, 9]
@@ -74,7 +74,7 @@ def reading(tmp_path: Path) -> Iterator[Reading]:
 
 
 def test_kernel_lines_have_the_time_at_which_they_were_logged(tmp_path: Path, kmsg: Ring, reading: Reading) -> None:
-    """By the time since boot; and an excerpt as people know the kernel's log."""
+    """The time comes from the time since boot; excerpts have the usual format of the kernel log."""
     kmsg.records = [record(0, "before"), record(1, "MARK 1", 60.0), record(2, "after", 61.0)]
     booted_at = reading.began - timedelta(hours=2)
     stream = KernelStream(KmsgReader(0, str(tmp_path / "kmsg")), ORIGIN, booted_at, {})
@@ -93,8 +93,8 @@ def test_kernel_lines_have_the_time_at_which_they_were_logged(tmp_path: Path, km
     stream.reader.close()
 
 
-def test_a_line_that_has_just_come_has_the_time_of_now(tmp_path: Path, kmsg: Ring, reading: Reading) -> None:
-    """The clock by which the kernel logs is not corrected; what was there before keeps the time that it gives."""
+def test_a_new_kernel_line_has_the_current_time(tmp_path: Path, kmsg: Ring, reading: Reading) -> None:
+    """The kernel log's clock is not corrected; older lines keep the time that they state."""
     booted_at = reading.began - timedelta(hours=2)
     stream = KernelStream(KmsgReader(0, str(tmp_path / "kmsg")), ORIGIN, booted_at, {})
     for mark, seconds in ((1, 7000.0), (2, 7100.0), (3, 7199.5)):
@@ -111,8 +111,8 @@ def test_a_line_that_has_just_come_has_the_time_of_now(tmp_path: Path, kmsg: Rin
     stream.reader.close()
 
 
-def test_after_a_boot_reading_begins_at_its_first_line(tmp_path: Path, kmsg: Ring) -> None:
-    """Numbers and cursors of another boot mean nothing."""
+def test_after_a_boot_reading_starts_at_its_first_line(tmp_path: Path, kmsg: Ring) -> None:
+    """Numbers and cursors of another boot are invalid."""
     kept = {"by": "kmsg", "next": 700, "boot": "boot-1"}
     kmsg.records = [record(0, "zero")]
     reader = kernel_log.open_reader(KernelReading.KMSG, kept, "boot-2", str(tmp_path / "kmsg"))
@@ -125,8 +125,8 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path)
 
 
-def test_the_journal_is_read_as_kmsg_would_be(journal: Journal) -> None:
-    """With a place that grows, the kernel's own time, and bytes that are no text."""
+def test_the_journal_is_read_like_kmsg(journal: Journal) -> None:
+    """It has an increasing position, the kernel's own time, and bytes that are no text."""
     journal.add("c1", 1_000_000, "one\ntwo")
     journal.add("c2", 1_000_000, list(b"caf\xe9"))
     with journal.entries.open("a") as file:
@@ -144,8 +144,8 @@ def test_the_journal_is_read_as_kmsg_would_be(journal: Journal) -> None:
     assert "--dmesg --output=json" in journal.calls.read_text()
 
 
-def test_lines_of_two_processors_are_all_read_in_the_order_of_the_journal(journal: Journal) -> None:
-    """Each takes a line's time before it stores the line. Reading from the start gives them the same places."""
+def test_lines_of_two_processors_are_all_read_in_journal_order(journal: Journal) -> None:
+    """Each takes a line's time before it stores the line. Reading from the start gives the same positions."""
     journal.add("c1", 1_000_000, "NVRM: Xid of one")
     journal.add("c2", 999_999, "NVRM: Xid of another")
     expected = [b"3,16000000,1000000,-;NVRM: Xid of one", b"3,16000001,1000000,-;NVRM: Xid of another"]
@@ -159,7 +159,7 @@ def test_lines_of_two_processors_are_all_read_in_the_order_of_the_journal(journa
 
 
 def test_a_line_with_an_earlier_time_than_the_last_before_a_restart_is_read(journal: Journal) -> None:
-    """Also one with the same time. The cursor says that they were not read."""
+    """The same holds for an equal time. The cursor shows that they were not read."""
     journal.add("c2", 999_999, "of another processor")
     journal.add("c3", 1_000_000, "of the same time")
     reader = JournalReader(16_000_000, "c1", str(journal.program))
@@ -170,8 +170,8 @@ def test_a_line_with_an_earlier_time_than_the_last_before_a_restart_is_read(jour
     reader.close()
 
 
-def test_any_number_of_lines_behind_another_processors_is_read(journal: Journal) -> None:
-    """As of a boot's first microsecond, of which all have the same time."""
+def test_any_number_of_lines_after_another_processors_is_read(journal: Journal) -> None:
+    """For example, all lines of a boot's first microsecond have the same time."""
     journal.add("c0", 1_000_000, "ahead")
     for number in range(100):
         journal.add(f"c{number + 1}", 999_900 + number, f"behind {number}")
@@ -184,10 +184,10 @@ def test_any_number_of_lines_behind_another_processors_is_read(journal: Journal)
     assert times[-1] - times[0] < 10
 
 
-def test_a_cursor_that_the_journal_has_lost_costs_no_line_and_repeats_none(
+def test_a_cursor_lost_by_the_journal_loses_and_repeats_no_line(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was rotated away: reading begins at the boot's first line, and passes over what was read."""
+    """It was rotated away: reading starts at the boot's first line, and skips lines read before."""
     monkeypatch.setattr(kernel_log, "_RESTART_SECONDS", 0.05)
     journal.add("c2", 1_000_000, "old")
     journal.add("c3", 2_000_000, "new")
@@ -198,8 +198,8 @@ def test_a_cursor_that_the_journal_has_lost_costs_no_line_and_repeats_none(
     assert [("after-cursor" in call) for call in journal.calls.read_text().splitlines()] == [True, False]
 
 
-def test_the_first_way_that_works_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device, else the journal, else a file; what the policy names is not weighed."""
+def test_the_first_working_source_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order is device, journal, file; a source named by the policy is used unconditionally."""
     missing = str(tmp_path / "missing")
     monkeypatch.setattr(kernel_log.shutil, "which", lambda name: f"/bin/{name}")
     (tmp_path / "journal").mkdir()
@@ -217,8 +217,8 @@ PANIC = """Panic#1 Part1
 """
 
 
-def test_what_a_panic_has_left_is_read_once(tmp_path: Path, reading: Reading) -> None:
-    """With the time of the record, which is before this boot, and under the names that systemd gives."""
+def test_the_record_of_a_panic_is_read_once(tmp_path: Path, reading: Reading) -> None:
+    """It has the time of the record, which is before this boot, and the names that systemd gives."""
     path = tmp_path / "pstore" / "1767225600" / "dmesg-efi-1"
     path.parent.mkdir(parents=True)
     path.write_text(PANIC)
@@ -237,7 +237,7 @@ def test_what_a_panic_has_left_is_read_once(tmp_path: Path, reading: Reading) ->
     assert pstore.read_records(reading.runner, ORIGIN, kept, tops) == 0
 
 
-def test_a_new_panic_is_read_beside_many_old_ones(
+def test_a_new_panic_is_read_next_to_many_old_ones(
     tmp_path: Path, reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pstore, "_MOST_RECORDS", 3)

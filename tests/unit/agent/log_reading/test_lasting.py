@@ -23,8 +23,8 @@ def reading(tmp_path: Path) -> Iterator[Reading]:
     reading.kill()
 
 
-def test_they_are_kept_until_it_is_told(tmp_path: Path, reading: Reading) -> None:
-    """Also where the file is gone by then."""
+def test_lines_before_a_finding_are_kept_until_the_excerpt_is_sent(tmp_path: Path, reading: Reading) -> None:
+    """This holds even if the file is emptied by then."""
     (tmp_path / "a.log").write_text("before\nMARK 1\nafter\n")
     reading.step()
     reading.step(4.0)
@@ -36,8 +36,8 @@ def test_they_are_kept_until_it_is_told(tmp_path: Path, reading: Reading) -> Non
     assert (update.excerpt.lines, update.excerpt.at) == (("before", "MARK 1", "after"), 1)
 
 
-def test_they_are_read_again_after_a_kill(tmp_path: Path, reading: Reading) -> None:
-    """Where they had not been read before it."""
+def test_lines_before_a_finding_are_read_again_after_a_kill(tmp_path: Path, reading: Reading) -> None:
+    """They had not been read before the kill."""
     (tmp_path / "a.log").write_text("before\nMARK 1\nafter\n")
     reading.step()
     reading.step(1.0)

@@ -38,16 +38,16 @@ def expected(content: bytes) -> list[tuple[int, bytes]]:
 
 
 @given(CONTENT, st.integers(0, 1000))
-def test_lines_are_the_same_however_the_file_is_read(content: bytes, seed: int) -> None:
-    """In whatever pieces it comes: each line once, at its place."""
+def test_lines_do_not_depend_on_how_the_file_is_read(content: bytes, seed: int) -> None:
+    """The file arrives in pieces of any size: each line is returned once, at its position."""
     cutter = LineCutter()
     assert [line for piece in pieces(content, seed) for line in cutter.feed(piece)] == expected(content)
     assert cutter.offset == len(content)
 
 
 @given(CONTENT, st.integers(0, 1000), st.integers(0, 8))
-def test_who_goes_on_elsewhere_misses_no_line_and_repeats_none(content: bytes, seed: int, after: int) -> None:
-    """A new cutter begins where the old one says, with what it knows of a long line."""
+def test_a_continued_reader_misses_no_line_and_repeats_none(content: bytes, seed: int, after: int) -> None:
+    """A new cutter starts where the old one stopped, with its state of a long line."""
     cut = pieces(content, seed)
     first = LineCutter()
     lines = [line for piece in cut[:after] for line in first.feed(piece)]
@@ -57,8 +57,8 @@ def test_who_goes_on_elsewhere_misses_no_line_and_repeats_none(content: bytes, s
 
 
 @pytest.mark.parametrize("size", [MOST_KEPT - 1, MOST_KEPT, MOST_KEPT + 1, 5 * MOST_KEPT])
-def test_of_a_long_line_the_beginning_is_given_out_and_the_next_line_follows(size: int) -> None:
-    """Its rest is left out and counted, up to the line feed and no further."""
+def test_a_long_line_is_cut_and_the_next_line_follows(size: int) -> None:
+    """The rest is skipped and counted, up to the line feed and no further."""
     cutter = LineCutter()
     lines = cutter.feed(b"a" * size + b"\nnext\n")
     assert lines == [(0, b"a" * min(size, MOST_KEPT)), (size + 1, b"next")]
@@ -66,7 +66,7 @@ def test_of_a_long_line_the_beginning_is_given_out_and_the_next_line_follows(siz
 
 
 def test_a_file_without_line_feeds_takes_no_memory() -> None:
-    """A hundred megabytes of one line."""
+    """The test uses one line of a hundred megabytes."""
     cutter = LineCutter()
     piece = b"x" * (256 * 1024)
     tracemalloc.start()
@@ -77,7 +77,7 @@ def test_a_file_without_line_feeds_takes_no_memory() -> None:
     assert peak < 2 * 1024 * 1024
 
 
-def test_a_half_line_can_be_given_out_and_the_rest_is_a_line_of_its_own() -> None:
+def test_a_partial_line_can_be_returned_and_its_rest_is_a_separate_line() -> None:
     """A program that was killed has not ended its last line."""
     cutter = LineCutter()
     assert cutter.feed(b"whole\nhalf") == [(0, b"whole")]

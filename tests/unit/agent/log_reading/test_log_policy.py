@@ -29,8 +29,8 @@ def told(text: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_a_whole_part_is_read() -> None:
-    """Paths, patterns with places, namespaces, and the bounds."""
+def test_a_complete_log_policy_is_read() -> None:
+    """The policy has paths, patterns with placeholders, namespaces, and limits."""
     logs = parse(WHOLE, "p").logs
     assert logs is not None
     assert (logs.roots, logs.paths) == (("/data/logs",), ("/scratch/runs",))
@@ -47,8 +47,8 @@ def test_a_whole_part_is_read() -> None:
     assert (logs.max_files, logs.max_lines) == (200, 500)
 
 
-def test_without_the_part_no_log_is_read() -> None:
-    """An empty one reads none either, and says that logs are meant to be read."""
+def test_without_a_log_policy_no_log_is_read() -> None:
+    """An empty one reads none either, but shows that logs are meant to be read."""
     assert parse("allow: []", "p").logs is None
     assert parse("logs: {}", "p").logs is not None
 
@@ -63,8 +63,8 @@ def test_without_the_part_no_log_is_read() -> None:
         ("/var/log/messages", KernelLog(KernelReading.FILE, "/var/log/messages")),
     ],
 )
-def test_the_kernels_log_is_read_in_one_of_several_ways(value: str, kernel: KernelLog | None) -> None:
-    """By what works, or by what is named."""
+def test_the_kernel_log_is_read_in_one_of_several_ways(value: str, kernel: KernelLog | None) -> None:
+    """The first working one is used, or the one named."""
     logs = parse(f"logs: {{kernel: {value}}}", "p").logs
     assert logs is not None
     assert logs.kernel == kernel
@@ -99,7 +99,7 @@ def test_the_kernels_log_is_read_in_one_of_several_ways(value: str, kernel: Kern
         ("pod: [x]", "is not known here; did you mean 'pods'?"),
     ],
 )
-def test_mistakes_are_told_with_their_place(section: str, message: str) -> None:
-    """And what would be right."""
+def test_mistakes_are_reported_with_their_place(section: str, message: str) -> None:
+    """The message states the correction."""
     (problem,) = told(f"logs: {{{section}}}")
     assert message in problem

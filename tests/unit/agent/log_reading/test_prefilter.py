@@ -130,7 +130,7 @@ def found(data: bytes, source: str, steps: list[tuple[int, float, int]], *, has_
 
 @settings(max_examples=100, deadline=None)
 @given(FILES, STEPS, st.sampled_from(["training", "training", "launcher", "slurm", "kernel", "fabric-manager"]))
-def test_the_same_is_found_of_a_file_with_and_without_the_prefilter(
+def test_findings_are_the_same_with_and_without_the_prefilter(
     said: list[tuple[str, str, int]], steps: list[tuple[int, float, int]], source: str
 ) -> None:
     """Real lines and quiet ones in any form and order, read in pieces of any size, with kills and rotations: the same
@@ -139,8 +139,8 @@ def test_the_same_is_found_of_a_file_with_and_without_the_prefilter(
     assert found(data, source, steps, has_prefilter=True) == found(data, source, steps, has_prefilter=False)
 
 
-def test_each_line_of_the_corpus_comes_through() -> None:
-    """What a rule takes is taken also where quiet lines stand around it; as it is, and in one of the other forms."""
+def test_each_corpus_line_passes_the_prefilter() -> None:
+    """A line that a rule matches is also found between quiet lines, unchanged and in one of the other forms."""
     quiet = "".join(f"{text}\n" for text in QUIET).encode()
     for number, entry in enumerate(CORPUS):
         for form in ("as it is", FORMS[number % len(FORMS)]):
@@ -166,14 +166,14 @@ BEGINNINGS = (
 
 
 @pytest.mark.parametrize("text", BEGINNINGS)
-def test_a_line_that_begins_a_block_is_not_passed_over(text: str) -> None:
-    """Whatever the rules are: the lines after it are read as its own."""
+def test_a_line_that_starts_a_block_is_not_skipped(text: str) -> None:
+    """This holds for all rules: the lines after it are read as part of its block."""
     assert kind_of(text) is not None
     assert Prefilter([]).suspects([b"x", text.encode()]) == [1]
 
 
-def test_a_quiet_line_is_passed_over() -> None:
-    """Without decoding it: that is what the prefilter is for."""
+def test_a_quiet_line_is_skipped() -> None:
+    """It is not decoded, which is the purpose of the prefilter."""
     prefilter = matcher().prefilter(("training",))
     lines = [text.encode() for text in (*QUIET, REPORTED[0], *QUIET, "CUDA out of memory. Tried to allocate", *QUIET)]
     assert prefilter.suspects(lines) == [len(QUIET), 2 * len(QUIET) + 1]
@@ -181,7 +181,7 @@ def test_a_quiet_line_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("form", ["colours", "bar", "BOM", "CRLF", "NUL", "UTF-16"])
-def test_a_quiet_line_is_passed_over_in_each_form_that_programs_write(form: str) -> None:
+def test_a_quiet_line_is_skipped_in_each_form_that_programs_write(form: str) -> None:
     """A coloured log costs little more than a plain one."""
     prefilter = matcher().prefilter(("training",))
     lines = [
@@ -190,7 +190,7 @@ def test_a_quiet_line_is_passed_over_in_each_form_that_programs_write(form: str)
     assert prefilter.suspects(lines) == [len(QUIET)]
 
 
-def test_a_literal_with_what_stands_for_bytes_that_are_not_utf_8() -> None:
-    """Such bytes can be any, so the rest of the literal leads to the line; where there is none, every line counts."""
+def test_a_literal_with_replacements_for_invalid_utf_8_is_prefiltered() -> None:
+    """The rest of the literal identifies the line, as such bytes can be any; without a rest, every line counts."""
     assert Prefilter(["abc\N{REPLACEMENT CHARACTER}d"]).suspects([b"x", b"abc\xffd", b"abd"]) == [1]
     assert Prefilter(["\N{REPLACEMENT CHARACTER}" * 3]).suspects([b"x", b"y"]) == [0, 1]

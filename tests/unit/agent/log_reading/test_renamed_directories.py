@@ -43,8 +43,8 @@ def look(discovery: Discovery) -> Scan:
     return discovery.scan((), lambda: False)
 
 
-def test_a_renamed_directory_stays_that_of_its_job(root: Path) -> None:
-    """For reading, and for searches, which use its scans."""
+def test_a_renamed_directory_stays_with_its_job(root: Path) -> None:
+    """This holds for reading, and for searches, which use its scans."""
     reading = Discovery(policy_of(roots=[str(root)]), NODE)
     launched(root, "of-tenant")
     launched(root, "victim")
@@ -57,8 +57,8 @@ def test_a_renamed_directory_stays_that_of_its_job(root: Path) -> None:
     assert jobs(look(reading)) == expected, "what the job writes later changes nothing"
 
 
-def test_a_new_directory_with_an_old_number_is_that_of_its_own_job() -> None:
-    """A file system gives the number of a deleted directory to the next one, which was written later."""
+def test_a_new_directory_with_a_reused_inode_number_belongs_to_its_own_job() -> None:
+    """A file system reuses the number of a deleted directory for the next one, which was written later."""
     names = DirectoryNames()
     facts = OwnFiles().facts("/", ["proc"])[0]
     assert facts is not None
@@ -71,7 +71,7 @@ def test_a_new_directory_with_an_old_number_is_that_of_its_own_job() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o1777])
-def test_where_only_owners_can_rename_the_new_name_counts(root: Path, mode: int) -> None:
+def test_the_new_name_counts_where_only_owners_can_rename(root: Path, mode: int) -> None:
     """Programs write under another name first."""
     root.chmod(mode)
     discovery = Discovery(policy_of(roots=[str(root)]), NODE)
@@ -83,8 +83,8 @@ def test_where_only_owners_can_rename_the_new_name_counts(root: Path, mode: int)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to somebody else")
 @pytest.mark.parametrize("how", ["chown", "exchange"])
-def test_the_budget_is_that_of_the_owner_at_each_look(root: Path, how: str) -> None:
-    """Also if the directory had another owner at the first one."""
+def test_the_budget_is_that_of_the_current_owner(root: Path, how: str) -> None:
+    """The directory may have had another owner at the first check."""
     discovery = Discovery(policy_of(roots=[str(root)]), NODE)
     launched(root, "job")
     assert owners(look(discovery)) == {0}

@@ -23,10 +23,10 @@ def test_rules_on_disk_are_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [b"not rules", b'{"v": 999}'])
-def test_rules_on_disk_that_cannot_be_used_are_not_called_new(
+def test_unusable_rules_on_disk_are_not_reported_as_new(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: bytes
 ) -> None:
-    """The log does not claim that others stay active. The server's rules are taken afterwards."""
+    """The log does not claim that others stay active. The server's rules are accepted afterwards."""
     reading = Reading(tmp_path, policy_of())
     reading.store.keep_rules(reading.now(), kept)
     rules = RulesInForce(reading.store, reading.runner)
@@ -38,8 +38,8 @@ def test_rules_on_disk_that_cannot_be_used_are_not_called_new(
     reading.kill()
 
 
-def test_the_same_rules_of_a_later_time_bar_those_in_between(tmp_path: Path) -> None:
-    """Also after a restart: rules that were replaced do not come back by a late notice."""
+def test_the_same_rules_with_a_later_time_block_those_in_between(tmp_path: Path) -> None:
+    """This holds after a restart too: replaced rules do not return through a late notice."""
     reading = Reading(tmp_path, policy_of())
     rules, now = RulesInForce(reading.store, reading.runner), reading.now()
     current, earlier = RULES.encode(), RULES.encode() + b" "

@@ -24,8 +24,8 @@ def log_of(root: Path, job: str) -> Path:
     return path
 
 
-def test_a_search_gets_a_scan_that_began_after_it_asked() -> None:
-    """One that is under way may have passed a new file already."""
+def test_a_search_gets_a_scan_started_after_its_request() -> None:
+    """A running scan may have passed a new file already."""
     shared, old, new, taken = SharedScan(), Scan((), {}, late=1), Scan((), {}, late=2), []
     assert not shared.begin()
     searching = threading.Thread(target=lambda: taken.append(shared.scan(lambda: False, 60.0)))
@@ -38,8 +38,8 @@ def test_a_search_gets_a_scan_that_began_after_it_asked() -> None:
     assert taken == [new]
 
 
-def test_a_search_that_waits_too_long_is_told_that_its_files_are_old() -> None:
-    """A file system that does not answer holds up the scan, and not the search."""
+def test_a_search_that_waits_too_long_reports_that_its_files_are_old() -> None:
+    """An unresponsive file system delays the scan, but not the search."""
     shared = SharedScan()
     shared.begin()
     shared.end(Scan((), {}, late=3))
@@ -47,8 +47,8 @@ def test_a_search_that_waits_too_long_is_told_that_its_files_are_old() -> None:
     assert shared.scan(lambda: True, 60.0).is_stale
 
 
-def test_a_scan_for_a_search_looks_before_it_is_due(tmp_path: Path) -> None:
-    """A file that was made a moment ago is found."""
+def test_a_scan_for_a_search_runs_before_it_is_due(tmp_path: Path) -> None:
+    """A file created a moment ago is found."""
     reader = Discovery(policy_of(roots=[str(tmp_path)]), NODE)
     log_of(tmp_path, "llm-1")
     assert len(reader.scan((), lambda: False, 60.0).files) == 1
@@ -70,8 +70,8 @@ class CountedFiles(OwnFiles):
         return super().facts(path, names, named_by)
 
 
-def test_many_jobs_of_one_user_are_looked_at_in_several_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes before another user's turn is bounded by a count, and those that wait longest come first."""
+def test_many_jobs_of_one_user_are_scanned_in_several_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work before another user's turn is limited by a count, and the longest-waiting jobs come first."""
     monkeypatch.setattr(scan_units, "MOST_DUE", 5)
     for number in range(12):
         log_of(tmp_path, f"many-{number}")
@@ -83,8 +83,8 @@ def test_many_jobs_of_one_user_are_looked_at_in_several_scans(tmp_path: Path, mo
     assert files.asked == 12 + 2 * (5 + 5)
 
 
-def test_jobs_that_wait_for_their_users_time_take_no_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user has used their time with directories that take long to look at. Another job of that user has its turn."""
+def test_jobs_that_wait_for_their_users_budget_take_no_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user has used their time on slow directories. Another job of that user has its turn."""
     monkeypatch.setattr(scan_units, "MOST_DUE", 3)
     for number in range(5):
         log_of(tmp_path, f"slow-{number}")

@@ -28,8 +28,8 @@ def write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def test_containers_lines_have_their_pod_and_time(tmp_path: Path) -> None:
-    """Without what the runtime has put before them; a line that it has divided is one, also over a kill."""
+def test_container_lines_have_their_pod_and_time(tmp_path: Path) -> None:
+    """The runtime's prefix is removed; a line that it has divided is joined, also over a kill."""
     log = tmp_path / "pods" / "team-a_worker-0_1b2c" / "main" / "0.log"
     reading = Reading(tmp_path / "state", policy_of(pods=["team-*"]), pods=str(tmp_path / "pods"))
     reading.step()
@@ -51,8 +51,8 @@ def test_containers_lines_have_their_pod_and_time(tmp_path: Path) -> None:
     reading.kill()
 
 
-def test_lines_of_slurm_have_the_task_that_srun_puts_before_them(tmp_path: Path) -> None:
-    """And the job by the file's name."""
+def test_slurm_lines_have_the_task_prefix_of_srun(tmp_path: Path) -> None:
+    """The job comes from the file name."""
     reading = Reading(tmp_path / "state", policy_of(slurm=[f"{tmp_path}/slurm/{{job}}-[0-9]*.out"]))
     reading.step()
     write(tmp_path / "slurm" / "llm-1-4711.out", "7: MARK 1\nslurmstepd: error: MARK 2\n")
@@ -63,8 +63,8 @@ def test_lines_of_slurm_have_the_task_that_srun_puts_before_them(tmp_path: Path)
     reading.kill()
 
 
-def test_a_rank_that_says_later_whose_its_log_is_is_known_from_then_on(tmp_path: Path) -> None:
-    """torchrun makes its files before the training has begun."""
+def test_a_rank_that_identifies_its_log_later_is_known_from_then_on(tmp_path: Path) -> None:
+    """torchrun creates its files before the training starts."""
     attempt = AttemptLogs.of(tmp_path / "logs", "llm-1", 1)
     log = attempt.ranks(NODE) / "x_1" / "attempt_0" / "0" / "stderr.log"
     reading = Reading(tmp_path / "state", policy_of(roots=[str(tmp_path / "logs")]))
@@ -83,10 +83,10 @@ def test_a_rank_that_says_later_whose_its_log_is_is_known_from_then_on(tmp_path:
     reading.kill()
 
 
-def test_a_gpu_is_known_by_its_address_also_when_it_has_fallen_off_the_bus(
+def test_a_gpu_is_recognised_by_its_address_after_it_has_fallen_off_the_bus(
     make_driver: Callable[..., Driver], gpu_record: GpuRecord
 ) -> None:
-    """However the address is written; that is when its XID is logged."""
+    """This holds for all spellings of the address; its XID is logged at that time."""
     driver = make_driver(2)
     gpus = NvmlGpus()
     gpu_record.observe(gpus.inventory(), [], {})
@@ -98,8 +98,8 @@ def test_a_gpu_is_known_by_its_address_also_when_it_has_fallen_off_the_bus(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's file takes root to make")
-def test_the_check_says_what_would_be_read(tmp_path: Path) -> None:
-    """How many files, what is not read and why, and directories that are missing or behind a link."""
+def test_the_check_lists_the_files_to_be_read(tmp_path: Path) -> None:
+    """It reports the number of files, skipped ones with the reason, and missing or linked directories."""
     write(tmp_path / "logs" / "a.log", "x\n")
     (tmp_path / "logs" / "b.log").symlink_to("a.log")
     (tmp_path / "way").symlink_to(tmp_path / "logs")

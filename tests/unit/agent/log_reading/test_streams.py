@@ -32,10 +32,10 @@ def placed(said: list[tuple[int, str]]) -> list[PlacedLine]:
 
 
 @given(RANKS, st.integers(0, 30), st.none() | st.integers(0, 30))
-def test_who_reads_again_after_a_restart_shows_each_line_once(
+def test_reading_again_after_a_restart_shows_each_line_once(
     said: list[tuple[int, str]], after: int, between: int | None
 ) -> None:
-    """Blocks of several ranks that wait side by side: what was seen between them is not seen again."""
+    """Blocks of several ranks wait side by side: lines seen between them are not shown again."""
     lines = placed(said)
     whole = LineStream(ORIGIN, None, {})
     wanted = [*whole.feed(lines, NOW), *whole.flush(None)]
@@ -53,8 +53,8 @@ def test_who_reads_again_after_a_restart_shows_each_line_once(
     assert sorted((line.place, line.text) for line in shown) == sorted((line.place, line.text) for line in wanted)
 
 
-def test_blocks_that_waited_for_long_are_given_out() -> None:
-    """A traceback whose last line never came."""
+def test_blocks_that_waited_long_are_returned() -> None:
+    """The last line of a traceback never arrived."""
     stream = LineStream(ORIGIN, None, {})
     assert stream.feed(placed([(0, text) for text in TRACEBACK]), NOW) == []
     assert stream.flush(NOW + timedelta(seconds=1)) == []
@@ -72,8 +72,8 @@ def test_secrets_of_one_line_and_of_several_are_masked() -> None:
     assert "MIIEvQ" not in "".join(excerpt.lines)
 
 
-def test_a_budget_saves_up_ten_seconds_and_samples_the_rest() -> None:
-    """Of what is beyond it, each hundredth; later there is room again."""
+def test_a_budget_saves_ten_seconds_and_samples_the_rest() -> None:
+    """Of lines beyond it, every hundredth passes; later there is capacity again."""
     budget = LineBudget(10)
     lines = [(number, b"x") for number in range(300)]
     assert len(budget.within(lines, 0.0)) == 100 + 2

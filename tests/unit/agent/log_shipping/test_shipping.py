@@ -55,8 +55,8 @@ def timed(at: datetime, text: str) -> str:
     return f"{at.isoformat()} {text}"
 
 
-def test_lines_are_in_the_store_with_labels_and_metadata(tmp_path: Path, logs: Path) -> None:
-    """Four labels; what has many values is structured metadata. Prefixes are taken off, the time is the line's own."""
+def test_lines_are_stored_with_labels_and_metadata(tmp_path: Path, logs: Path) -> None:
+    """Four labels are set; high-cardinality values are structured metadata. Prefixes are removed."""
     attempt = log_layout.AttemptLogs.of(logs, "llm-1", 2)
     said = {"version": 1, "job": "llm-1", "attempt": 2, "rank": 7, "local_rank": 0, "node_rank": 1, "node": "n1"}
     append(attempt.sources("n1", 0), json.dumps(said))
@@ -73,8 +73,8 @@ def test_lines_are_in_the_store_with_labels_and_metadata(tmp_path: Path, logs: P
     assert agent.value("log_ship_behind_bytes") == 0
 
 
-def test_equal_lines_of_one_moment_are_all_kept(tmp_path: Path, logs: Path) -> None:
-    """The store keeps one of two lines that are equal to the nanosecond, so none are."""
+def test_equal_lines_with_the_same_time_are_all_kept(tmp_path: Path, logs: Path) -> None:
+    """The store keeps one of two lines equal to the nanosecond, so their times are made different."""
     agent = Agent(tmp_path / "state", files=[f"{logs}/llm-1/{{rank}}.log"])
     agent.step()
     at = agent.now()
@@ -85,7 +85,7 @@ def test_equal_lines_of_one_moment_are_all_kept(tmp_path: Path, logs: Path) -> N
     assert len(agent.store.lines()) == 320
 
 
-def test_equal_lines_of_a_moment_that_comes_again_are_all_kept(tmp_path: Path, logs: Path) -> None:
+def test_equal_lines_with_a_repeated_time_are_all_kept(tmp_path: Path, logs: Path) -> None:
     """Several processes write to one file, and each with its own delay."""
     agent = Agent(tmp_path / "state", files=[f"{logs}/llm-1/{{rank}}.log"])
     agent.step()
@@ -115,7 +115,7 @@ def test_the_connection_is_closed_whatever_happens_at_the_end(
 
 
 def test_secrets_do_not_leave_the_node(tmp_path: Path, logs: Path) -> None:
-    """Also a private key, which goes over many lines, and when the agent is killed in the midst of it."""
+    """This includes a private key of many lines, also when the agent is killed in the middle of it."""
     agent = agent_of(tmp_path, logs)
     append(logs / "a.log", "token hf_" + "a" * 34, "-----BEGIN RSA PRIVATE KEY-----", "secret0")
     agent.step()
@@ -161,11 +161,11 @@ def test_the_total_at_the_end_of_a_long_answer_counts() -> None:
     ],
 )
 def test_no_more_lines_are_rejected_than_were_sent(text: str, lost: dict[LostReason, int]) -> None:
-    """The store counts requests of its own, or a line for two reasons."""
+    """The store may count its own requests, or one line for two reasons."""
     assert lost_lines(text, 10) == lost
 
 
-def test_a_kill_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path: Path, logs: Path) -> None:
+def test_a_kill_at_any_time_loses_nothing_and_repeats_nothing(tmp_path: Path, logs: Path) -> None:
     """While two files are written, rotated and truncated by renaming; lines say their times, so what is pushed twice
     is there once."""
     rng = random.Random(3)
@@ -193,8 +193,8 @@ def test_a_kill_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path: Path, 
     assert agent.lost() == {}
 
 
-def test_a_moment_that_comes_again_repeats_nothing_after_a_kill(tmp_path: Path, logs: Path) -> None:
-    """Lines that say seconds, of several writers; some are equal, and each is in the store once."""
+def test_a_repeated_time_repeats_nothing_after_a_kill(tmp_path: Path, logs: Path) -> None:
+    """Lines with times in seconds come from several writers; some are equal, and each is stored once."""
     rng = random.Random(5)
     agent = Agent(tmp_path / "state", files=[f"{logs}/*.log"], hours_ago=1)
     written: list[str] = []
@@ -216,7 +216,7 @@ def test_a_moment_that_comes_again_repeats_nothing_after_a_kill(tmp_path: Path, 
 
 
 def test_after_an_outage_the_oldest_lines_of_all_files_come_first(tmp_path: Path, logs: Path) -> None:
-    """A quiet file and a busy one have the same labels; Loki takes nothing that is an hour behind. Nothing is."""
+    """A quiet file and a busy one share labels; Loki rejects lines that are an hour behind. None is rejected."""
     agent = Agent(tmp_path / "state", files=[f"{logs}/llm-1/{{rank}}.log"], hours_ago=6)
     agent.push.is_away = True
     for minute in range(300):
@@ -232,10 +232,8 @@ def test_after_an_outage_the_oldest_lines_of_all_files_come_first(tmp_path: Path
     assert len(agent.store.lines(rank="1")) == 6000
 
 
-def test_lines_without_a_time_have_that_of_their_coming_also_when_they_are_read_late(
-    tmp_path: Path, logs: Path
-) -> None:
-    """While the store is away files are still looked at."""
+def test_lines_without_a_time_have_their_arrival_time_even_if_read_late(tmp_path: Path, logs: Path) -> None:
+    """Files are still checked while the store is unavailable."""
     agent = Agent(tmp_path / "state", files=[f"{logs}/{{job}}.log"], hours_ago=3)
     agent.step()
     agent.push.is_away = True
@@ -252,7 +250,7 @@ def test_lines_without_a_time_have_that_of_their_coming_also_when_they_are_read_
         assert abs(entry.at / 1e9 - at.timestamp()) < 1
 
 
-def test_a_traceback_stays_behind_the_line_before_it(tmp_path: Path, logs: Path) -> None:
+def test_a_traceback_stays_after_the_line_before_it(tmp_path: Path, logs: Path) -> None:
     """Its lines have no times, and come a moment later than they were printed."""
     agent = agent_of(tmp_path, logs)
     at = agent.now()
@@ -261,7 +259,7 @@ def test_a_traceback_stays_behind_the_line_before_it(tmp_path: Path, logs: Path)
     assert [line.rpartition(" ")[2] for line in agent.store.lines()] == ["one", "Traceback:", "1", "two"]
 
 
-def test_what_the_store_refuses_is_counted_and_not_tried_again(tmp_path: Path, logs: Path) -> None:
+def test_lines_that_the_store_refuses_are_counted_and_not_retried(tmp_path: Path, logs: Path) -> None:
     """What is too old is not even pushed; what is too far behind others of its labels the store leaves out; the rest
     of the push is there."""
     agent = agent_of(tmp_path, logs, hours_ago=5)
@@ -278,8 +276,8 @@ def test_what_the_store_refuses_is_counted_and_not_tried_again(tmp_path: Path, l
     assert agent.value("log_shipped_lines_total", source="training") == 2
 
 
-def test_a_long_line_is_cut_and_the_rest_of_the_file_goes_on(tmp_path: Path, logs: Path) -> None:
-    """At 64 KiB; what was left out is counted."""
+def test_a_long_line_is_cut_and_the_rest_of_the_file_continues(tmp_path: Path, logs: Path) -> None:
+    """The limit is 64 KiB; skipped bytes are counted."""
     agent = agent_of(tmp_path, logs)
     agent.step()
     append(logs / "a.log", "x" * 200_000, "after")
@@ -289,8 +287,8 @@ def test_a_long_line_is_cut_and_the_rest_of_the_file_goes_on(tmp_path: Path, log
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 502])
-def test_a_store_that_is_busy_is_asked_again_ever_less_often(tmp_path: Path, logs: Path, status: int) -> None:
-    """Until it takes the lines; nothing is lost."""
+def test_a_busy_store_is_asked_less_and_less_often(tmp_path: Path, logs: Path, status: int) -> None:
+    """Retries continue until it accepts the lines; nothing is lost."""
     agent = agent_of(tmp_path, logs)
     append(logs / "a.log", "one")
     agent.store.fail_with = [status] * 5
@@ -306,10 +304,10 @@ def test_a_store_that_is_busy_is_asked_again_ever_less_often(tmp_path: Path, log
     assert agent.lost() == {}
 
 
-def test_each_reason_why_a_store_takes_nothing_is_logged_once(
+def test_each_reason_for_a_failed_push_is_logged_once(
     tmp_path: Path, logs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also one behind another: the first may be a timeout, the second a wrong certificate."""
+    """This also holds for successive reasons, such as a timeout and then an invalid certificate."""
     agent = agent_of(tmp_path, logs)
     append(logs / "a.log", "one")
     agent.push.is_away = True
@@ -323,10 +321,10 @@ def test_each_reason_why_a_store_takes_nothing_is_logged_once(
     assert [answer.partition(" ")[0] for answer in answers] == ["connection", "401"]
 
 
-def test_a_log_that_cannot_be_read_is_logged_once_and_delays_no_other(
+def test_an_unreadable_log_is_logged_once_and_delays_no_other(
     tmp_path: Path, logs: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its disk may fail for days, and it is looked at every second. Another failure after that is logged again."""
+    """Its disk may fail for days, and it is checked every second. A different failure is logged again."""
     agent = agent_of(tmp_path, logs)
     append(logs / "a.log", "one")
     agent.step()
@@ -348,7 +346,7 @@ def test_a_log_that_cannot_be_read_is_logged_once_and_delays_no_other(
     assert sorted(agent.store.lines()) == ["one", "two", "two"]
 
 
-def test_a_reason_with_other_numbers_in_each_answer_is_logged_once(
+def test_a_reason_that_differs_only_in_numbers_is_logged_once(
     tmp_path: Path, logs: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loki counts the lines that it refuses, and proxies number requests: a line for each push would flood the log."""
@@ -364,8 +362,8 @@ def test_a_reason_with_other_numbers_in_each_answer_is_logged_once(
     assert agent.shipping.counters.problem == "unavailable: 503 disk full"
 
 
-def test_a_store_that_takes_little_at_a_time_gets_little_at_a_time(tmp_path: Path, logs: Path) -> None:
-    """A push that is larger than its rate would be refused for ever."""
+def test_a_store_with_a_low_rate_gets_small_pushes(tmp_path: Path, logs: Path) -> None:
+    """A push larger than its rate would be refused permanently."""
     agent = agent_of(tmp_path, logs)
     agent.store.bytes_per_push = 40_000
     append(logs / "a.log", *[f"{number} {'x' * 1000}" for number in range(500)])
@@ -375,8 +373,8 @@ def test_a_store_that_takes_little_at_a_time_gets_little_at_a_time(tmp_path: Pat
     assert agent.lost() == {}
 
 
-def test_one_line_that_the_store_cannot_read_costs_that_line_alone(tmp_path: Path, logs: Path) -> None:
-    """It is found by halves."""
+def test_one_line_that_the_store_cannot_read_costs_only_that_line(tmp_path: Path, logs: Path) -> None:
+    """The line is found by bisection."""
     agent = agent_of(tmp_path, logs)
     agent.store.cannot_read = "poison"
     append(logs / "a.log", *[f"line {number}" for number in range(700)], "poison", *["after"] * 50)
@@ -386,8 +384,8 @@ def test_one_line_that_the_store_cannot_read_costs_that_line_alone(tmp_path: Pat
     assert len(agent.push.pushes) < 40
 
 
-def test_a_store_that_understands_nothing_is_not_flooded(tmp_path: Path, logs: Path) -> None:
-    """As where the URL is of something else: after some refusals it is asked as one that is away."""
+def test_a_store_that_rejects_everything_is_not_flooded(tmp_path: Path, logs: Path) -> None:
+    """The URL may be of another service: after some refusals it is retried like an unavailable store."""
     agent = agent_of(tmp_path, logs)
     agent.store.cannot_read = ""
     append(logs / "a.log", *[f"line {number}" for number in range(1000)])
@@ -398,7 +396,7 @@ def test_a_store_that_understands_nothing_is_not_flooded(tmp_path: Path, logs: P
 
 
 def test_a_file_of_one_large_hole_delays_no_other(tmp_path: Path, logs: Path) -> None:
-    """Its pieces end no line. They are read a few at a time, and what is behind them is pushed."""
+    """Its pieces end no line. They are read a few at a time, and the content after them is pushed."""
     agent = agent_of(tmp_path, logs, hours_ago=1)
     agent.step()
     with (logs / "a.log").open("ab") as file:
@@ -421,8 +419,8 @@ def test_name_lookup_needs_no_file_of_the_program_later() -> None:
     assert shown.stdout == "True\n"
 
 
-def test_a_file_that_is_deleted_is_pushed_all_the_same(tmp_path: Path, logs: Path) -> None:
-    """For ten minutes, while the store is away; then what is left of it is lost, and counted."""
+def test_a_deleted_file_is_still_pushed(tmp_path: Path, logs: Path) -> None:
+    """It is pushed for ten minutes while the store is unavailable; then its rest is lost, and counted."""
     agent = agent_of(tmp_path, logs, hours_ago=1)
     agent.step()
     agent.push.is_away = True
@@ -443,8 +441,8 @@ def test_a_file_that_is_deleted_is_pushed_all_the_same(tmp_path: Path, logs: Pat
     assert 800_000 < agent.lost()["deleted"] < 2_002_000
 
 
-def test_a_truncated_file_is_read_anew_and_what_was_lost_is_counted(tmp_path: Path, logs: Path) -> None:
-    """What was read of it before goes to the store."""
+def test_a_truncated_file_is_read_again_and_lost_content_is_counted(tmp_path: Path, logs: Path) -> None:
+    """Content read before the truncation is sent to the store."""
     agent = agent_of(tmp_path, logs, hours_ago=1)
     agent.step()
     agent.push.is_away = True
@@ -466,8 +464,8 @@ def test_a_truncated_file_is_read_anew_and_what_was_lost_is_counted(tmp_path: Pa
     assert agent.store.lines()[-2:] == ["new", "newer"]
 
 
-def test_what_is_read_is_bounded_while_the_store_is_away(tmp_path: Path, logs: Path) -> None:
-    """The files keep it: of each a piece is in memory, and one batch."""
+def test_the_read_ahead_is_bounded_while_the_store_is_unavailable(tmp_path: Path, logs: Path) -> None:
+    """The files keep the rest: one piece of each is in memory, and one batch."""
     agent = agent_of(tmp_path, logs)
     agent.push.is_away = True
     for number in range(20):
@@ -481,8 +479,8 @@ def test_what_is_read_is_bounded_while_the_store_is_away(tmp_path: Path, logs: P
     assert agent.value("log_ship_behind_bytes") > 19_000_000
 
 
-def test_only_the_first_start_skips_what_was_written_before(tmp_path: Path, logs: Path) -> None:
-    """Also when the position of each log was forgotten in between."""
+def test_only_the_first_start_skips_older_content(tmp_path: Path, logs: Path) -> None:
+    """This holds also if the position of each log was forgotten since then."""
     agent = agent_of(tmp_path, logs)
     append(logs / "a.log", "skipped", "x" * 1024 * 1024)
     agent.step()
@@ -499,8 +497,8 @@ def test_only_the_first_start_skips_what_was_written_before(tmp_path: Path, logs
     assert lines == ["first", "last"]
 
 
-def test_jobs_beyond_a_bound_make_no_labels(tmp_path: Path, logs: Path) -> None:
-    """Whoever makes a thousand job names must not make a thousand streams."""
+def test_jobs_beyond_a_limit_create_no_labels(tmp_path: Path, logs: Path) -> None:
+    """A user with a thousand job names must not create a thousand streams."""
     agent = agent_of(tmp_path, logs)
     for number in range(130):
         append(logs / f"job-{number}.log", "line")
@@ -509,8 +507,8 @@ def test_jobs_beyond_a_bound_make_no_labels(tmp_path: Path, logs: Path) -> None:
     assert agent.lost() == {"too_many_jobs": 30}
 
 
-def test_only_the_sources_that_the_policy_names(tmp_path: Path, logs: Path) -> None:
-    """Others are not even opened for it."""
+def test_only_sources_named_by_the_policy_are_pushed(tmp_path: Path, logs: Path) -> None:
+    """Others are not even opened for shipping."""
     files = [{"path": f"{logs}/fm.log", "source": "fabric-manager"}, f"{logs}/{{job}}-train.log"]
     agent = Agent(tmp_path / "state", files=files, ship={"sources": ["fabric-manager"]})
     append(logs / "fm.log", "fabric")
@@ -519,8 +517,8 @@ def test_only_the_sources_that_the_policy_names(tmp_path: Path, logs: Path) -> N
     assert agent.store.lines() == ["fabric"]
 
 
-def test_what_torchrun_has_put_into_files_of_ranks_is_not_pushed_twice(tmp_path: Path, logs: Path) -> None:
-    """The launcher's own file has it too, behind a rank's prefix."""
+def test_torchruns_files_of_ranks_are_not_pushed_twice(tmp_path: Path, logs: Path) -> None:
+    """The launcher's own file contains the same lines, after a rank's prefix."""
     attempt = log_layout.AttemptLogs.of(logs, "llm-1", 1)
     append(attempt.ranks("n1") / "x_1" / "attempt_0" / "0" / "stderr.log", "from a rank")
     append(attempt.launcher("n1"), "[default0]:from a rank", "from the launcher")
@@ -529,8 +527,8 @@ def test_what_torchrun_has_put_into_files_of_ranks_is_not_pushed_twice(tmp_path:
     assert agent.store.lines() == ["from a rank", "from the launcher"]
 
 
-def test_the_kernels_log_goes_on_after_a_restart(tmp_path: Path) -> None:
-    """By the numbers of /dev/kmsg; what the kernel had overwritten is counted."""
+def test_the_kernel_log_continues_after_a_restart(tmp_path: Path) -> None:
+    """It continues by the numbers of /dev/kmsg; lines that the kernel had overwritten are counted."""
     kmsg = tmp_path / "kmsg"
     agent = Agent(tmp_path / "state", kernel="kmsg", kmsg=str(kmsg))
     records = [f"6,{number},{number * 1000},-;line {number}\n" for number in range(10)]
@@ -548,7 +546,7 @@ def test_the_kernels_log_goes_on_after_a_restart(tmp_path: Path) -> None:
     assert agent.lost() == {"overwritten": 2}
 
 
-async def test_the_lines_of_pods_are_found_by_the_jobs_pods(tmp_path: Path) -> None:
+async def test_pod_lines_are_found_by_the_jobs_pods(tmp_path: Path) -> None:
     """Their containers know nothing of the job's name; the server does."""
     pods = tmp_path / "pods"
     agent = Agent(tmp_path / "state", pods_in=str(pods), pods=["team-a"])
@@ -570,7 +568,7 @@ def _write_records(path: Path, records: list[str]) -> None:
     path.write_bytes(b"".join(record.encode().ljust(8192, b"\0") for record in records))
 
 
-def test_a_token_that_is_no_header_is_not_shown() -> None:
+def test_a_token_that_is_no_valid_header_is_not_shown() -> None:
     """http.client's error has the whole header."""
     policy = ShipPolicy(StoreKind.LOKI, "http://127.0.0.1:9")
     answer = StorePush(policy, lambda: StoreAccess("s3cret-one\ns3cret-two")).push([])
@@ -579,8 +577,8 @@ def test_a_token_that_is_no_header_is_not_shown() -> None:
     assert "token" in answer.text
 
 
-def test_of_many_arrivals_the_last_is_kept() -> None:
-    """What comes last of a file that is far behind has not come when it is read."""
+def test_the_last_of_many_arrivals_is_kept() -> None:
+    """The last bytes of a file that is far behind did not arrive when they were read."""
     arrivals, began = Arrivals(), datetime(2026, 1, 1, tzinfo=UTC)
     for number in range(2000):
         arrivals.record(10 * (number + 1), now := began + timedelta(seconds=number))

@@ -29,8 +29,8 @@ from trainmedic_agent.policy import PowerBounds
 FIRST, SECOND = (card.uuid for card in cards(2))
 
 
-def test_a_cap_says_everything_about_the_card_and_the_limit(node: Node) -> None:
-    """What was asked, what is enforced, what it was, what bounds it, and until when it holds."""
+def test_a_cap_reports_everything_about_the_card_and_the_limit(node: Node) -> None:
+    """The reply has the requested, enforced and previous limits, the bounds, and the end of the lease."""
     node.driver.load(0, 1.0)
     assert node.cap("a", percent=80) == {
         "gpu": FIRST,
@@ -48,7 +48,7 @@ def test_a_cap_says_everything_about_the_card_and_the_limit(node: Node) -> None:
 
 
 def test_every_output_is_plain_json(node: Node) -> None:
-    """It travels in a reply and is kept in the history."""
+    """The output travels in a reply and is kept in the history."""
     for output in (
         node.cap("a", percent=80),
         node.cap("b", [FIRST, SECOND], watts=400),
@@ -72,20 +72,20 @@ def test_every_output_is_plain_json(node: Node) -> None:
 def test_a_cap_is_clamped_to_the_card_and_to_the_policys_floor(
     node: Node, params: dict[str, float], limit: float, clamped: str | None
 ) -> None:
-    """And says by which; the policy's floor is half of the default here."""
+    """The reply states which of them applied; the policy's floor is half of the default here."""
     output = node.cap("a", **params)
     assert (output["limit_watts"], output.get("clamped"), node.watts()) == (limit, clamped, limit)
 
 
-def test_a_floor_under_the_cards_own_least_is_the_cards(make_node: Callable[..., Node]) -> None:
+def test_a_floor_below_the_cards_minimum_is_raised_to_it(make_node: Callable[..., Node]) -> None:
     """The driver would refuse anything lower."""
     node = make_node(bounds=PowerBounds(floor_percent=5))
     output = node.cap("a", watts=50)
     assert (output["limit_watts"], output["clamped"], node.watts()) == (200, "card", 200)
 
 
-def test_a_cap_above_the_present_draw_says_that_it_cools_nothing(node: Node) -> None:
-    """It is set all the same: the draw may rise."""
+def test_a_cap_above_the_present_draw_reports_that_it_cools_nothing(node: Node) -> None:
+    """The cap is still set, because the draw may rise."""
     node.driver.load(0, 0.3)
     output = node.cap("a", percent=80)
     assert re.search("draws 259 W, less than this limit", output["note"])
@@ -93,7 +93,7 @@ def test_a_cap_above_the_present_draw_says_that_it_cools_nothing(node: Node) -> 
 
 
 def test_a_cap_never_raises_a_limit(node: Node) -> None:
-    """Where a lower one is in force already, it stays, and the reply says so."""
+    """A lower active limit stays, and the reply reports it."""
     node.driver.set_watts(0, 400)
     output = node.cap("a", percent=80)
     assert (output["limit_watts"], output["previous_watts"], node.watts()) == (400, 400, 400)
@@ -123,7 +123,7 @@ def test_a_cap_never_raises_a_limit(node: Node) -> None:
         {"watts": [300]},
     ],
 )
-def test_parameters_that_make_no_sense_are_rejected(node: Node, params: dict[str, object]) -> None:
+def test_invalid_parameters_are_rejected(node: Node, params: dict[str, object]) -> None:
     """A signed command can still be wrong; nothing is set."""
     with pytest.raises(CommandRejected):
         node.cap("a", **params)
@@ -132,15 +132,15 @@ def test_parameters_that_make_no_sense_are_rejected(node: Node, params: dict[str
 
 
 @pytest.mark.parametrize("gpu", ["", "7", "GPU-nobody", [], [FIRST, ""], [1], ["0", "9"]])
-def test_a_gpu_that_is_not_here_is_rejected(node: Node, gpu: str | list[str]) -> None:
-    """An alert without a GPU never means GPU 0, and of several all must be here."""
+def test_a_gpu_that_is_not_on_this_node_is_rejected(node: Node, gpu: str | list[str]) -> None:
+    """An alert without a GPU never means GPU 0; all of several GPUs must be on the node."""
     with pytest.raises(CommandRejected):
         node.cap("a", gpu, percent=80)
     assert node.driver.attempts() == []
 
 
-def test_one_gpu_is_capped_by_whatever_name_the_alert_has(node: Node) -> None:
-    """Index, PCI address, or a UUID in capitals."""
+def test_a_gpu_is_capped_under_any_name_in_the_alert(node: Node) -> None:
+    """The name is an index, a PCI address, or a UUID in capitals."""
     for number, name in enumerate(("1", "00000000:20:00.0", SECOND.upper())):
         assert node.cap(f"cap-{number}", name, percent=90)["gpu"] == SECOND
     assert (node.watts(0), node.watts(1)) == (700, 630)
@@ -157,10 +157,10 @@ def test_one_gpu_is_capped_by_whatever_name_the_alert_has(node: Node) -> None:
     ],
 )
 @pytest.mark.parametrize("function", [SET_LIMIT, "nvmlDeviceGetPowerManagementLimit"])
-def test_what_the_driver_refuses_is_told_and_leaves_nothing_behind(
+def test_a_cap_refused_by_the_driver_is_reported_and_leaves_nothing_behind(
     node: Node, function: str, code: int, error: type[Exception], says: str
 ) -> None:
-    """``unsupported`` where another attempt is no use, ``failed`` where it may be."""
+    """The outcome is ``unsupported`` if another attempt is useless, ``failed`` otherwise."""
     node.driver.fail(function, code, gpu=0, times=2)
     with pytest.raises(error, match=says):
         node.cap("a", percent=80)
@@ -171,7 +171,7 @@ def test_what_the_driver_refuses_is_told_and_leaves_nothing_behind(
     assert node.cap("b", percent=80)["limit_watts"] == 560
 
 
-def test_a_cap_that_failed_and_took_effect_all_the_same_is_taken_back(node: Node) -> None:
+def test_a_failed_cap_that_took_effect_is_reverted(node: Node) -> None:
     """A driver may answer with an error after it has set the limit."""
     node.driver.fail(SET_LIMIT, standin.TIMEOUT, times=1, after=True)
     with pytest.raises(CommandFailed):
@@ -180,22 +180,22 @@ def test_a_cap_that_failed_and_took_effect_all_the_same_is_taken_back(node: Node
 
 
 def test_without_a_default_limit_a_percentage_is_unsupported(node: Node) -> None:
-    """And watts are not; the floor is then a share of the card's most."""
+    """Watts are supported; the floor is then a share of the card's maximum."""
     node.driver.fail("nvmlDeviceGetPowerManagementDefaultLimit", standin.NOT_SUPPORTED)
     with pytest.raises(CommandUnsupported, match="use watts"):
         node.cap("a", percent=80)
     assert node.cap("b", watts=100)["limit_watts"] == 350
 
 
-def test_a_cap_that_cannot_be_remembered_is_not_set(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full: a cap that nobody would give back is worse than none."""
+def test_a_cap_that_cannot_be_persisted_is_not_set(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full: a cap that would never be reverted is worse than none."""
     node.journal.close()
     with pytest.raises(JournalUnavailable):
         node.cap("a", percent=80)
     assert node.driver.attempts() == []
 
 
-def test_a_confirmation_that_cannot_be_journaled_is_logged_as_no_end(
+def test_an_unjournaled_confirmation_is_logged_and_the_cap_stays(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The cap is set and stays."""
@@ -216,7 +216,7 @@ def test_a_confirmation_that_cannot_be_journaled_is_logged_as_no_end(
 
 
 def test_the_lowest_of_several_caps_counts(node: Node) -> None:
-    """In whatever order they come and go, and the last one gives back what was there before the first."""
+    """They start and end in any order, and the last one restores the limit from before the first."""
     node.driver.set_watts(0, 650)
     node.cap("a", percent=80)
     node.cap("b", percent=60)
@@ -231,7 +231,7 @@ def test_the_lowest_of_several_caps_counts(node: Node) -> None:
     assert node.watts() == 650
 
 
-def test_an_undo_in_any_order_ends_at_the_limit_from_before(node: Node) -> None:
+def test_an_undo_in_any_order_restores_the_limit_from_before(node: Node) -> None:
     """The outer cap may be undone first."""
     node.cap("a", percent=80)
     node.cap("b", percent=60)
@@ -239,8 +239,8 @@ def test_an_undo_in_any_order_ends_at_the_limit_from_before(node: Node) -> None:
     assert node.undo("b")["limit_watts"] == 700
 
 
-def test_an_undo_of_what_does_not_stand_says_why(node: Node) -> None:
-    """It was given back, ran out, or never was."""
+def test_an_undo_of_an_inactive_cap_states_the_reason(node: Node) -> None:
+    """The cap was reverted, expired, or never existed."""
     node.cap("a", percent=80)
     node.undo("a")
     assert node.undo("a", "again") == {
@@ -259,7 +259,7 @@ def test_an_undo_of_what_does_not_stand_says_why(node: Node) -> None:
 
 
 def test_a_restore_ends_every_cap_on_the_gpu(node: Node) -> None:
-    """As a step of a playbook or an operator's order, for whoever made them."""
+    """A playbook's step or an operator's command restores, whoever created the caps."""
     node.cap("a", percent=80)
     node.cap("b", percent=60)
     node.cap("c", "1", percent=60)
@@ -272,7 +272,7 @@ def test_a_restore_ends_every_cap_on_the_gpu(node: Node) -> None:
 
 
 def test_all_gpus_of_a_command_are_capped_alike(node: Node) -> None:
-    """One slow GPU slows its whole job; the output is by GPU, and the undo gives all back."""
+    """One slow GPU slows its whole job; the output is by GPU, and the undo restores all."""
     output = node.cap("a", [FIRST, SECOND, "1"], percent=80)
     assert [(one["gpu"], one["limit_watts"]) for one in output["gpus"]] == [(FIRST, 560), (SECOND, 560)]
     output = node.undo("a")
@@ -281,7 +281,7 @@ def test_all_gpus_of_a_command_are_capped_alike(node: Node) -> None:
 
 @pytest.mark.parametrize("function", [SET_LIMIT, "nvmlDeviceGetEnforcedPowerLimit"])
 def test_if_one_gpu_of_a_command_cannot_be_capped_none_is(node: Node, function: str) -> None:
-    """The reply says which and why."""
+    """The reply names the GPU and the reason."""
     node.driver.fail(function, standin.UNKNOWN, gpu=1)
     with pytest.raises(CommandFailed, match="none of the 2 GPUs is capped") as failed:
         node.cap("a", [FIRST, SECOND], percent=80)
@@ -291,7 +291,7 @@ def test_if_one_gpu_of_a_command_cannot_be_capped_none_is(node: Node, function: 
     assert (node.watts(0), node.watts(1)) == (700, 700)
 
 
-def test_a_limit_that_may_still_come_is_no_refusal(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_may_still_be_set_is_not_a_refusal(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's call does not return, so the card cannot be read; the agent restores it later."""
 
     def stuck(*_: object) -> None:
@@ -313,8 +313,8 @@ def test_a_limit_that_may_still_come_is_no_refusal(node: Node, monkeypatch: pyte
     assert (node.watts(0), node.watts(1)) == (700, 700)
 
 
-def test_a_cap_that_was_not_begun_says_nothing_of_an_earlier_one(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose GPU is still to be restored."""
+def test_an_unstarted_cap_reports_nothing_about_an_earlier_one(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The earlier cap's GPU still has to be restored."""
     node.cap("a", percent=80)
 
     def fails(error: type[GpuError]) -> None:
@@ -337,8 +337,8 @@ def test_a_cap_that_was_not_begun_says_nothing_of_an_earlier_one(node: Node, mon
 # --- resumed and given up ------------------------------------------------------------------------------------
 
 
-def test_a_cap_that_is_resumed_is_set_once(node: Node) -> None:
-    """The process ended after the driver was told; the lease is the one that it had."""
+def test_a_resumed_cap_is_set_once(node: Node) -> None:
+    """The process ended after the driver call; the lease is unchanged."""
     node.cap("a", percent=80)
     node.restart()
     node.passes(0)
@@ -348,8 +348,8 @@ def test_a_cap_that_is_resumed_is_set_once(node: Node) -> None:
     assert len(node.driver.sets()) == 1
 
 
-def test_a_cap_that_expired_before_it_was_resumed_is_taken_back(node: Node) -> None:
-    """Nothing of it stays in force. The same command can come again, with more time."""
+def test_a_cap_that_expired_before_it_was_resumed_is_reverted(node: Node) -> None:
+    """Nothing of it stays active. The same command can be sent again, with more time."""
     node.cap("a", percent=80)
     node.restart()
     node.abandon("a")
@@ -360,7 +360,7 @@ def test_a_cap_that_expired_before_it_was_resumed_is_taken_back(node: Node) -> N
 
 
 def test_a_cap_whose_lease_ended_before_it_was_resumed_has_failed(node: Node) -> None:
-    """The agent was away for longer than the cap was to stand."""
+    """The agent was down for longer than the cap was to last."""
     node.cap("a", percent=80, lease_seconds=5)
     node.restart()
     node.passes(6)
@@ -372,8 +372,8 @@ def test_a_cap_whose_lease_ended_before_it_was_resumed_has_failed(node: Node) ->
 # --- somebody else -----------------------------------------------------------------------------------------------
 
 
-def test_what_somebody_else_sets_meanwhile_is_respected(node: Node) -> None:
-    """The undo leaves it, and says what it found."""
+def test_another_users_limit_is_respected(node: Node) -> None:
+    """The undo leaves it, and reports what it found."""
     node.cap("a", percent=80)
     node.driver.set_watts(0, 600)
     output = node.undo("a")
@@ -382,8 +382,8 @@ def test_what_somebody_else_sets_meanwhile_is_respected(node: Node) -> None:
     assert len(node.driver.sets()) == 1
 
 
-def test_the_caps_end_when_somebody_else_decides(node: Node) -> None:
-    """It is noticed without a command; nothing is set against them, by leases neither."""
+def test_caps_end_when_another_user_sets_a_limit(node: Node) -> None:
+    """The agent notices it without a command, and sets nothing against the user, by leases neither."""
     node.cap("a", percent=80)
     node.driver.set_watts(0, 300)
     node.passes(31)
@@ -397,8 +397,8 @@ def test_the_caps_end_when_somebody_else_decides(node: Node) -> None:
     assert node.undo("a")["note"] == "another process had changed the limit"
 
 
-def test_a_cap_after_somebody_elses_limit_goes_back_to_that(node: Node) -> None:
-    """Theirs is now the limit from before the first cap."""
+def test_a_cap_after_another_users_limit_is_reverted_to_that_limit(node: Node) -> None:
+    """The other user's limit is now the one from before the first cap."""
     node.cap("a", percent=60)
     node.driver.set_watts(0, 650)
     assert node.cap("b", percent=80)["previous_watts"] == 650
@@ -407,8 +407,8 @@ def test_a_cap_after_somebody_elses_limit_goes_back_to_that(node: Node) -> None:
     assert node.undo("a")["nothing_to_undo"]
 
 
-def test_somebody_who_sets_the_default_while_the_agent_watches_is_respected_too(node: Node) -> None:
-    """The driver cannot have forgotten the cap: it was never away."""
+def test_a_default_set_by_another_user_while_the_agent_watches_is_respected(node: Node) -> None:
+    """The driver cannot have forgotten the cap: it was never unavailable."""
     node.cap("a", percent=80)
     node.driver.set_watts(0, 700)
     node.passes(31)
@@ -419,8 +419,8 @@ def test_somebody_who_sets_the_default_while_the_agent_watches_is_respected_too(
 # --- the driver forgets, GPUs come and go -------------------------------------------------------------------------
 
 
-def test_a_cap_that_the_driver_forgot_is_set_again(node: Node) -> None:
-    """The driver was loaded anew: while its lease runs, the server says that the cap is needed."""
+def test_a_cap_forgotten_by_the_driver_is_reapplied(node: Node) -> None:
+    """The driver was reloaded: while its lease runs, the server still needs the cap."""
     node.driver.set_watts(0, 650)
     node.cap("a", percent=80)
     node.driver.reload()
@@ -430,8 +430,8 @@ def test_a_cap_that_the_driver_forgot_is_set_again(node: Node) -> None:
     assert node.undo("a")["limit_watts"] == 650
 
 
-def test_a_cap_that_the_driver_forgot_is_set_again_as_soon_as_it_is_reopened(node: Node) -> None:
-    """Such as by a scrape of the GPUs' metrics."""
+def test_a_cap_forgotten_by_the_driver_is_reapplied_once_nvml_is_reopened(node: Node) -> None:
+    """A scrape of the GPUs' metrics, for example, reopens it."""
     node.cap("a", percent=80)
     node.passes(5)
     node.driver.reload()
@@ -473,7 +473,7 @@ def looking_for_another_gpu(node: Node, monkeypatch: pytest.MonkeyPatch, forgets
     return closings
 
 
-def test_a_cap_that_the_driver_forgot_while_another_gpu_was_looked_for_is_set_again(
+def test_a_cap_forgotten_during_the_search_for_another_gpu_is_reapplied(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = make_node(without_persistence())
@@ -488,10 +488,10 @@ def test_a_cap_that_the_driver_forgot_while_another_gpu_was_looked_for_is_set_ag
 
 @pytest.mark.parametrize("watts", [700, 650])
 @pytest.mark.parametrize("forgets", [True, False])
-def test_somebodys_limit_is_respected_while_another_gpu_is_looked_for(
+def test_another_users_limit_is_respected_during_the_search_for_another_gpu(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, forgets: bool, watts: float
 ) -> None:
-    """Whether or not NVML was closed between this decision and the agent's next look."""
+    """This holds whether or not NVML was closed between that decision and the agent's next check."""
     node = make_node(without_persistence())
     looking_for_another_gpu(node, monkeypatch, forgets)
     for seconds in range(60, 120, 5):
@@ -505,7 +505,7 @@ def test_somebodys_limit_is_respected_while_another_gpu_is_looked_for(
         assert node.renew(cap)["unknown"] == [cap]
 
 
-def test_a_forgotten_limit_that_was_set_again_is_no_excuse_later(
+def test_a_forgotten_limit_that_was_reapplied_is_no_later_excuse(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = make_node(without_persistence())
@@ -521,10 +521,10 @@ def test_a_forgotten_limit_that_was_set_again_is_no_excuse_later(
 
 
 @pytest.mark.parametrize("is_reopened", [False, True])
-def test_a_forgotten_limit_that_a_person_set_again_is_no_excuse_later(
+def test_a_forgotten_limit_that_a_user_reapplied_is_no_later_excuse(
     make_node: Callable[..., Node], is_reopened: bool
 ) -> None:
-    """The agent has nothing to set then. It sees theirs at its next look, or when it closes NVML again."""
+    """The agent has nothing to set then. It sees the user's limit at its next check, or when it closes NVML."""
     node = make_node(without_persistence())
     node.cap("a", percent=80)
     node.gpus.while_closed(["GPU-other"], lambda: node.driver.set_watts(0, 700))
@@ -541,8 +541,8 @@ def test_a_forgotten_limit_that_a_person_set_again_is_no_excuse_later(
     assert node.renew("a")["unknown"] == ["a"]
 
 
-def test_a_cap_that_the_driver_forgot_while_the_agent_was_away_is_set_again(node: Node) -> None:
-    """As after a restart of the machine; at once when the agent starts."""
+def test_a_cap_forgotten_while_the_agent_was_down_is_reapplied(node: Node) -> None:
+    """For example, after a restart of the machine; it is reapplied when the agent starts."""
     node.cap("a", percent=80)
     node.driver.reload()
     node.restart()
@@ -552,8 +552,8 @@ def test_a_cap_that_the_driver_forgot_while_the_agent_was_away_is_set_again(node
     assert node.watts() == 560
 
 
-def test_a_gpu_that_is_gone_keeps_what_it_is_owed(node: Node) -> None:
-    """The undo fails for now, and the agent gives back when the GPU answers again, by itself."""
+def test_a_missing_gpu_keeps_its_pending_undo(node: Node) -> None:
+    """The undo fails for now, and the agent reverts by itself when the GPU answers again."""
     node.driver.set_watts(0, 650)
     node.cap("a", percent=80)
     node.driver.lose(0)
@@ -568,7 +568,7 @@ def test_a_gpu_that_is_gone_keeps_what_it_is_owed(node: Node) -> None:
     assert node.expiry.due() is None
 
 
-def test_a_gpu_that_lost_its_limit_with_its_life_gets_the_one_from_before(node: Node) -> None:
+def test_a_missing_gpu_that_returns_with_its_default_gets_the_previous_limit(node: Node) -> None:
     """It came back with its default, and had had less."""
     node.driver.set_watts(0, 650)
     node.cap("a", percent=80)
@@ -582,14 +582,14 @@ def test_a_gpu_that_lost_its_limit_with_its_life_gets_the_one_from_before(node: 
 
 
 def test_a_card_in_mig_mode_is_capped_as_a_whole(make_node: Callable[..., Node]) -> None:
-    """Where its driver allows that."""
+    """The driver has to allow it."""
     node = make_node((Card(uuid=FIRST, mig=True),))
     assert node.cap("a", percent=80)["limit_watts"] == 560
 
 
 @pytest.mark.parametrize("name", ["watt", "nodes", "Percent"])
-def test_a_parameter_that_is_not_known_is_refused_by_its_name(node: Node, name: str) -> None:
-    """A slip of the pen must not become another cap than the one that was meant."""
+def test_an_unknown_parameter_is_rejected_by_its_name(node: Node, name: str) -> None:
+    """A typing error must not change the cap into another one."""
     with pytest.raises(CommandRejected, match=f"does not know '{name}'; it takes 'watts', 'percent'"):
         node.cap("a", percent=80, **{name: 200})
     assert node.watts() == 700

@@ -20,7 +20,7 @@ FIRST = cards(1)[0].uuid
 
 
 def test_a_cap_ends_with_its_lease(node: Node) -> None:
-    """To the second; a command that says no lease gets five minutes."""
+    """It ends to the second; a command without a lease gets five minutes."""
     node.cap("a", percent=80)
     node.passes(299)
     assert node.watts() == 560
@@ -29,7 +29,7 @@ def test_a_cap_ends_with_its_lease(node: Node) -> None:
     assert node.expiry.due() is None
 
 
-def test_of_several_caps_each_has_its_own_lease(node: Node) -> None:
+def test_each_of_several_caps_has_its_own_lease(node: Node) -> None:
     """The next lowest counts when one ends."""
     node.cap("a", percent=80, lease_seconds=300)
     node.cap("b", percent=60, lease_seconds=60)
@@ -39,8 +39,8 @@ def test_of_several_caps_each_has_its_own_lease(node: Node) -> None:
     assert node.watts() == 700
 
 
-def test_a_renewed_lease_runs_from_when_that_was_said(node: Node) -> None:
-    """Not from when it arrived, so that one that is delivered twice or late changes nothing."""
+def test_a_renewed_lease_runs_from_when_the_renewal_was_sent(node: Node) -> None:
+    """It does not run from its arrival, so a repeated or late delivery changes nothing."""
     node.cap("a", percent=80)
     node.passes(200)
     assert node.renew("a", "b", ago=100) == {"renewed": ["a"], "unknown": ["b"]}
@@ -53,7 +53,7 @@ def test_a_renewed_lease_runs_from_when_that_was_said(node: Node) -> None:
 
 
 def test_a_renewal_never_shortens_a_lease(node: Node) -> None:
-    """Those that arrive out of order do no harm."""
+    """Renewals that arrive out of order do no harm."""
     node.cap("a", percent=80, lease_seconds=600)
     assert node.renew("a", seconds=60)["renewed"] == ["a"]
     node.passes(599)
@@ -61,7 +61,7 @@ def test_a_renewal_never_shortens_a_lease(node: Node) -> None:
 
 
 def test_the_policy_bounds_leases(make_node: Callable[..., Node]) -> None:
-    """Those of a cap and those of a renewal, also one from a clock that is ahead."""
+    """It bounds those of caps and of renewals, also one from a clock that is ahead."""
     node = make_node(bounds=PowerBounds(max_lease=timedelta(seconds=100)))
     assert node.cap("a", percent=80, lease_seconds=86400)["lease_seconds"] == 100
     node.passes(90)
@@ -73,15 +73,15 @@ def test_the_policy_bounds_leases(make_node: Callable[..., Node]) -> None:
 
 
 @pytest.mark.parametrize("params", [{}, {"holds": "a"}, {"holds": [1]}, {"holds": ["a"], "lease_seconds": -1}])
-def test_a_renewal_that_makes_no_sense_is_rejected(node: Node, params: dict[str, object]) -> None:
+def test_an_invalid_renewal_is_rejected(node: Node, params: dict[str, object]) -> None:
     """A signed command can still be wrong."""
     accepted = node.accepted("r", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, params)
     with pytest.raises(CommandRejected):
         RenewLeaseExecutor(node.control).perform(accepted)
 
 
-def test_a_lease_that_ran_out_while_the_agent_was_away_ends_at_once(node: Node) -> None:
-    """Before any command is taken, because the end of leases is due when it starts."""
+def test_a_lease_that_expired_while_the_agent_was_down_ends_at_once(node: Node) -> None:
+    """It ends before any command is accepted, because ending leases is due at the start."""
     node.cap("a", percent=80)
     node.close()
     node.clock += timedelta(hours=1)
@@ -94,7 +94,7 @@ def test_a_lease_that_ran_out_while_the_agent_was_away_ends_at_once(node: Node) 
     assert node.watts() == 700
 
 
-def test_a_clock_that_is_set_back_does_not_keep_a_cap(node: Node) -> None:
+def test_a_clock_set_back_does_not_keep_a_cap(node: Node) -> None:
     """The time since boot counts too."""
     node.cap("a", percent=80)
     node.passes(10)
@@ -104,8 +104,8 @@ def test_a_clock_that_is_set_back_does_not_keep_a_cap(node: Node) -> None:
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_a_clock_that_is_set_forward_ends_no_cap(node: Node, away: bool) -> None:
-    """Nor while the agent is away: a lease is measured by the time since boot, and goes on being renewed."""
+def test_a_clock_set_forward_ends_no_cap(node: Node, away: bool) -> None:
+    """This holds also while the agent is down: leases use the time since boot, and are still renewed."""
     node.cap("a", percent=80)
     node.clock += timedelta(days=100)
     if away:
@@ -132,8 +132,8 @@ def test_a_cap_is_renewed_after_the_clock_was_set_back(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("away", "left"), [(100, 200), (400, 0)])
-def test_after_a_reboot_the_clock_says_when_a_lease_ends(node: Node, away: float, left: float) -> None:
-    """The time since boot has begun anew."""
+def test_after_a_reboot_the_clock_decides_when_a_lease_ends(node: Node, away: float, left: float) -> None:
+    """The time since boot has restarted."""
     node.cap("a", percent=80)
     node.reboot(away)
     node.passes(left - 1 if left else 0)
@@ -142,8 +142,8 @@ def test_after_a_reboot_the_clock_says_when_a_lease_ends(node: Node, away: float
     assert node.watts() == 700
 
 
-def test_an_earlier_agent_reads_what_this_one_has_written(node: Node) -> None:
-    """It refuses a field of a cap that it does not know; and what it writes is read here."""
+def test_an_earlier_agent_can_read_this_ones_records(node: Node) -> None:
+    """It rejects unknown fields of a cap; its own records can be read here."""
     node.cap("a", percent=80)
     (row,) = node.journal.rows("SELECT state FROM power WHERE state LIKE '%\"a\"%'")
     stored = json.loads(row[0])
@@ -156,8 +156,8 @@ def test_an_earlier_agent_reads_what_this_one_has_written(node: Node) -> None:
     assert (cap.boot, cap.lease_until) == ("", node.clock.timestamp() + 300)
 
 
-def test_a_clock_that_is_set_back_while_the_agent_is_away_does_not_keep_a_cap(node: Node) -> None:
-    """A new process knows nothing of the time before it; what the policy grants at most still holds."""
+def test_a_clock_set_back_while_the_agent_is_down_does_not_keep_a_cap(node: Node) -> None:
+    """A new process does not know the time before its start; the policy's maximum still holds."""
     node.cap("a", percent=80)
     node.close()
     node.clock -= timedelta(hours=5)
@@ -167,7 +167,7 @@ def test_a_clock_that_is_set_back_while_the_agent_is_away_does_not_keep_a_cap(no
 
 
 def test_a_full_disk_does_not_keep_a_cap(node: Node) -> None:
-    """It ends although nothing can be written; what the disk then says is mended when the agent starts again."""
+    """It ends although nothing can be written; the record is corrected when the agent starts again."""
     node.driver.set_watts(0, 650)
     node.cap("a", percent=80)
     node.journal.close()
@@ -179,8 +179,8 @@ def test_a_full_disk_does_not_keep_a_cap(node: Node) -> None:
     assert len(node.driver.sets()) == 2
 
 
-def test_a_driver_that_fails_is_tried_again_until_the_cap_has_ended(node: Node) -> None:
-    """Not as fast as it can, and not only now and then."""
+def test_a_failing_driver_is_retried_until_the_cap_has_ended(node: Node) -> None:
+    """Retries are neither as fast as possible nor rare."""
     node.cap("a", percent=80)
     node.driver.fail(SET_LIMIT, standin.UNKNOWN)
     node.passes(420)
@@ -191,7 +191,7 @@ def test_a_driver_that_fails_is_tried_again_until_the_cap_has_ended(node: Node) 
     assert node.watts() == 700
 
 
-def test_a_lease_that_ends_on_one_gpu_is_not_held_up_by_another(node: Node) -> None:
+def test_the_end_of_a_lease_on_one_gpu_is_not_delayed_by_another(node: Node) -> None:
     """One of them is lost."""
     node.cap("a", [card.uuid for card in cards(2)], percent=80)
     node.driver.lose(0)
@@ -203,7 +203,7 @@ def test_a_lease_that_ends_on_one_gpu_is_not_held_up_by_another(node: Node) -> N
 
 
 def test_without_a_cap_nothing_is_ever_due(node: Node) -> None:
-    """Without a cap it costs nothing."""
+    """No timer runs without a cap."""
     assert node.expiry.due() is None
     node.cap("a", percent=80)
     node.expiry.run()
@@ -215,8 +215,8 @@ def test_without_a_cap_nothing_is_ever_due(node: Node) -> None:
 # --- set again -----------------------------------------------------------------------------------------
 
 
-def test_a_cap_that_has_lapsed_is_set_again_when_it_is_asked_for(node: Node) -> None:
-    """With the limit and the id that it had; its undo gives back what was there before."""
+def test_a_lapsed_cap_is_reapplied_on_request(node: Node) -> None:
+    """It gets its former limit and id; its undo restores the limit from before."""
     node.driver.set_watts(0, 650)
     node.cap("a", percent=80)
     node.passes(301)
@@ -234,8 +234,8 @@ def test_a_cap_that_has_lapsed_is_set_again_when_it_is_asked_for(node: Node) -> 
     assert node.watts() == 650
 
 
-def test_to_ask_twice_sets_it_once(node: Node) -> None:
-    """The second finds it standing; also where the agent was killed after the first."""
+def test_two_requests_reapply_it_once(node: Node) -> None:
+    """The second request finds it active, also if the agent was killed after the first."""
     node.cap("a", percent=80)
     node.passes(301)
     node.renew("a", again=["a"])
@@ -244,10 +244,10 @@ def test_to_ask_twice_sets_it_once(node: Node) -> None:
     assert len(node.driver.sets()) == 3  # the cap, its end, the cap
 
 
-def test_an_agent_that_dies_while_it_sets_a_cap_again_ends_it_with_its_lease(
+def test_an_agent_killed_while_reapplying_a_cap_ends_it_with_its_lease(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Begun and not seen to end: the next one brings it to the driver, and the lease runs as it was said."""
+    """The next agent completes an unfinished start at the driver, and the lease runs as granted."""
     node.cap("a", percent=80)
     node.passes(301)
 
@@ -266,7 +266,7 @@ def test_an_agent_that_dies_while_it_sets_a_cap_again_ends_it_with_its_lease(
 
 
 @pytest.mark.parametrize("how", ["undo", "restore", "override"])
-def test_what_else_has_ended_a_cap_ends_it_for_good(node: Node, how: str) -> None:
+def test_a_cap_ended_for_another_reason_stays_ended(node: Node, how: str) -> None:
     """Its lease had run out before; a renewal that is late brings nothing back."""
     node.cap("a", percent=80)
     if how == "override":
@@ -287,7 +287,7 @@ def test_what_else_has_ended_a_cap_ends_it_for_good(node: Node, how: str) -> Non
     assert node.watts() == before
 
 
-def test_a_cap_is_set_again_beside_others(node: Node) -> None:
+def test_a_cap_is_reapplied_next_to_others(node: Node) -> None:
     """The lowest counts, and each ends alone, as ever."""
     node.cap("a", percent=60)
     node.cap("b", percent=80, lease_seconds=900)
@@ -299,8 +299,8 @@ def test_a_cap_is_set_again_beside_others(node: Node) -> None:
     assert node.watts() == 560
 
 
-def test_a_cap_is_set_again_within_todays_policy(make_node: Callable[..., Node]) -> None:
-    """It may have become stricter since."""
+def test_a_cap_is_reapplied_within_the_current_policy(make_node: Callable[..., Node]) -> None:
+    """The policy may have become stricter since the cap was set."""
     node = make_node()
     node.cap("a", percent=60)
     node.passes(301)
@@ -309,7 +309,7 @@ def test_a_cap_is_set_again_within_todays_policy(make_node: Callable[..., Node])
     assert node.watts() == 630
 
 
-def test_the_gpus_of_a_command_are_set_again_together_or_not_at_all(node: Node) -> None:
+def test_the_gpus_of_a_command_are_reapplied_together_or_not_at_all(node: Node) -> None:
     """One that does not answer leaves the cap lapsed, with the reason, and it can be asked for again."""
     node.cap("a", ["0", "1"], percent=80)
     node.passes(301)
@@ -323,8 +323,8 @@ def test_the_gpus_of_a_command_are_set_again_together_or_not_at_all(node: Node) 
     assert (node.watts(0), node.watts(1)) == (560, 560)
 
 
-def test_what_is_asked_for_again_must_be_a_hold_of_the_command(node: Node) -> None:
-    """And what was never here is not invented."""
+def test_only_a_hold_of_the_command_can_be_reapplied(node: Node) -> None:
+    """A cap that never existed here is not created."""
     assert node.renew("a", again=["a", "b"]) == {"renewed": [], "unknown": ["a"]}
     accepted = node.accepted("r", "gpu.renew_lease", {"kind": "node", "node": "node-1"}, {"holds": [], "again": "a"})
     with pytest.raises(CommandRejected, match="again must be a list"):

@@ -32,7 +32,7 @@ class RemovedOnExit:
         self.is_there = False
 
 
-def test_one_that_is_gone_after_its_restart_is_not_rejected(tmp_path: Path) -> None:
+def test_a_container_that_is_gone_after_its_restart_is_not_rejected(tmp_path: Path) -> None:
     """Rejected would mean that nothing was done; also for the resumed command."""
     journal = Journal(tmp_path / "state")
     try:
@@ -57,7 +57,7 @@ class Silent(RemovedOnExit):
         raise CommandFailed("the container engine did not answer POST in 5 s")
 
 
-def test_a_restart_that_the_engine_does_not_answer_is_unknown(tmp_path: Path) -> None:
+def test_a_restart_that_the_engine_does_not_confirm_is_unknown(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "state")
     try:
         policy = RestartPolicy(containers=("exporter",))

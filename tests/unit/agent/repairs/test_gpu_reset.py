@@ -68,7 +68,7 @@ def test_a_broken_gpu_is_reset_and_read_afterwards(driver: Driver, gpus: Gpus, r
 
 
 def test_a_gpu_that_a_process_uses_is_not_reset(driver: Driver, reset: Callable[..., Any]) -> None:
-    """The refusal counts the processes; another GPU's do not matter."""
+    """The refusal counts the processes; those on another GPU do not matter."""
     driver.occupy(0, 4711, 4712)
     with pytest.raises(CommandFailed, match=r"2 processes use GPU-00000000.*4711, 4712") as failed:
         reset()
@@ -79,7 +79,7 @@ def test_a_gpu_that_a_process_uses_is_not_reset(driver: Driver, reset: Callable[
 
 
 def test_all_gpus_of_a_node_are_reset_together(driver: Driver, gpus: Gpus, reset: Callable[..., Any]) -> None:
-    """By one call, and after a restart of the agent not again."""
+    """One call resets them, and it is not repeated after a restart of the agent."""
     driver.ask_for(1, 1)
     output = reset(None)
     assert [one["gpu"] for one in output["gpus"]] == [FIRST, SECOND]
@@ -105,7 +105,9 @@ def test_no_gpu_of_a_node_is_reset_while_one_is_used_or_lost(
     assert driver.resets() == []
 
 
-def test_a_failure_of_one_of_all_gpus_says_nothing_of_the_others(driver: Driver, reset: Callable[..., Any]) -> None:
+def test_a_failure_of_a_reset_of_all_gpus_says_nothing_about_single_gpus(
+    driver: Driver, reset: Callable[..., Any]
+) -> None:
     driver.next_reset("refused")
     with pytest.raises(CommandFailed, match=f"nvidia-smi did not reset all of {FIRST}, {SECOND}: .*Permissions"):
         reset(None)
@@ -137,10 +139,10 @@ def test_a_gpu_whose_processes_are_unknown_is_not_reset(driver: Driver, reset: C
         ("fatal", "does not answer since"),
     ],
 )
-def test_a_reset_that_does_not_help_is_no_success(
+def test_a_reset_that_does_not_help_is_not_a_success(
     driver: Driver, reset: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, how: str, told: str
 ) -> None:
-    """Whatever nvidia-smi reports."""
+    """This holds whatever nvidia-smi reports."""
     monkeypatch.setattr(RepairTime, "left", lambda _: 0.0 if driver.resets() else 60.0)
     driver.ask_for(0, 1)
     driver.next_reset(how)
@@ -158,7 +160,7 @@ def test_a_reset_before_a_restart_of_the_agent_is_not_repeated(
 
 
 def test_a_card_without_an_energy_counter_claims_less(make_driver: Callable[..., Driver], intents: IntentBook) -> None:
-    """No evidence is given that was not seen."""
+    """No unobserved evidence is reported."""
     make_driver((Card(uuid="GPU-a", counts_energy=False),))
     gpus = NvmlGpus()
     output = GpuResetExecutor(gpus, intents, SMI).perform(accepted("gpu.reset", gpu="GPU-a"))
@@ -189,8 +191,8 @@ def test_other_calls_are_refused_during_a_reset_and_work_afterwards(gpus: Gpus) 
     assert len(gpus.inventory().gpus) == 2
 
 
-def test_commands_that_are_wrong_here_are_rejected(gpus: Gpus, intents: IntentBook, tmp_path: Path) -> None:
-    """Each with the reason."""
+def test_invalid_commands_are_rejected(gpus: Gpus, intents: IntentBook, tmp_path: Path) -> None:
+    """Each rejection has its reason."""
     executor = GpuResetExecutor(gpus, intents, SMI)
     for wrong, told in (
         (accepted("gpu.reset", gpu=" "), "names no GPU"),
@@ -207,7 +209,7 @@ def test_commands_that_are_wrong_here_are_rejected(gpus: Gpus, intents: IntentBo
         GpuResetExecutor(gpus, intents, (str(silent),)).perform(accepted("gpu.reset", "c2", gpu="0"))
 
 
-def test_a_reset_that_may_still_come_is_unknown(
+def test_a_reset_that_may_still_happen_is_unknown(
     gpus: Gpus, intents: IntentBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nvidia-smi, or the closing of NVML, does not end in time."""
@@ -223,14 +225,14 @@ def test_a_reset_that_may_still_come_is_unknown(
     assert failed.value.output == {"may_be_done": True}
 
 
-def test_a_reset_is_not_begun_after_its_time(driver: Driver, gpus: Gpus, reset: Callable[..., Any]) -> None:
+def test_a_reset_is_not_started_after_its_deadline(driver: Driver, gpus: Gpus, reset: Callable[..., Any]) -> None:
     """NVML may be closed long after the reply."""
     with pytest.raises(CommandFailed, match="it was not begun"):
         reset(seconds=0)
     assert driver.resets() == []
 
 
-def test_a_begun_reset_that_cannot_be_repeated_is_unknown(
+def test_a_started_reset_that_cannot_be_repeated_is_unknown(
     driver: Driver, gpus: Gpus, intents: IntentBook, reset: Callable[..., Any]
 ) -> None:
     """The earlier process may have reset it."""

@@ -61,7 +61,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 SCHEDULED = "-r +1 Trainmedic repairs this node"
 
 
-def test_it_is_applied_only_after_the_restart(machine: Machine) -> None:
+def test_a_reboot_is_applied_only_after_the_restart(machine: Machine) -> None:
     """The stopping agent leaves the command open; the next one compares the boot IDs and asks no second time."""
     with pytest.raises(CommandInterrupted):
         machine.perform(accepted("node.reboot", seconds=120, stopping=True))
@@ -72,7 +72,7 @@ def test_it_is_applied_only_after_the_restart(machine: Machine) -> None:
     assert machine.asked() == [SCHEDULED]
 
 
-def test_an_agent_restarted_before_the_node_asks_no_second_time_and_claims_nothing(machine: Machine) -> None:
+def test_an_agent_restarted_before_the_node_does_not_ask_again_and_claims_nothing(machine: Machine) -> None:
     """A user may have stopped the restart in between."""
     for resumed in (False, True):
         with pytest.raises(CommandInterrupted):
@@ -80,8 +80,8 @@ def test_an_agent_restarted_before_the_node_asks_no_second_time_and_claims_nothi
     assert machine.asked() == [SCHEDULED]
 
 
-def test_a_restart_that_does_not_come_is_cancelled_and_failed(machine: Machine) -> None:
-    """So that it does not come after the reply."""
+def test_a_restart_that_does_not_happen_is_cancelled_and_failed(machine: Machine) -> None:
+    """Otherwise it could happen after the reply."""
     with pytest.raises(CommandInterrupted):
         machine.perform(accepted("node.reboot", stopping=True, seconds=120))
     with pytest.raises(CommandFailed, match=r"has not come in time; shutdown -c was accepted$") as failed:
@@ -90,8 +90,8 @@ def test_a_restart_that_does_not_come_is_cancelled_and_failed(machine: Machine) 
     assert machine.asked() == [SCHEDULED, "-c"]
 
 
-def test_a_restart_that_may_have_begun_is_no_failure(machine: Machine) -> None:
-    """Cancelled after its time; and where nothing cancels it."""
+def test_a_restart_that_may_have_started_is_not_a_failure(machine: Machine) -> None:
+    """It may be cancelled after its time, or not be cancellable."""
     past = "USEC=1700000000000000 MODE=reboot"
     machine.intents.keep("c1", {"boot": "boot-1", "schedule": past}, utc_now())
     for code, told in (0, "accepted after its time"), (1, "could not be cancelled and may still come"):
@@ -103,7 +103,7 @@ def test_a_restart_that_may_have_begun_is_no_failure(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_shutdown_that_another_scheduled_stays(machine: Machine, is_replaced: bool) -> None:
+def test_a_shutdown_scheduled_by_another_user_stays(machine: Machine, is_replaced: bool) -> None:
     """A user cancelled the agent's, and perhaps scheduled one of their own."""
     with pytest.raises(CommandInterrupted):
         machine.perform(accepted("node.reboot", stopping=True, seconds=120))
@@ -117,14 +117,14 @@ def test_a_shutdown_that_another_scheduled_stays(machine: Machine, is_replaced: 
     assert (machine.asked(), machine.schedule.exists()) == ([SCHEDULED], is_replaced)
 
 
-def test_a_shutdown_that_another_scheduled_is_not_replaced(machine: Machine) -> None:
+def test_a_shutdown_scheduled_by_another_user_is_not_replaced(machine: Machine) -> None:
     machine.another_schedules()
     with pytest.raises(CommandFailed, match=r"already \(USEC=1800000000000000 MODE=poweroff\).*shutdown -c"):
         machine.perform(accepted("node.reboot", seconds=120))
     assert (machine.asked(), machine.intents.find("c1")) == ([], None)
 
 
-def test_a_shutdown_whose_time_is_long_past_bars_no_restart(machine: Machine) -> None:
+def test_a_shutdown_time_long_past_blocks_no_restart(machine: Machine) -> None:
     machine.schedule.write_text("USEC=1700000000000000\nMODE=poweroff\n")
     with pytest.raises(CommandInterrupted):
         machine.perform(accepted("node.reboot", seconds=120, stopping=True))
@@ -145,7 +145,7 @@ def test_nothing_is_restarted_if_the_scheduled_shutdown_is_unclear(machine: Mach
 @pytest.mark.parametrize(
     ("seconds", "mode", "is_own"), [(70, "reboot", True), (70, "poweroff", False), (600, "reboot", False)]
 )
-def test_a_restart_that_an_earlier_process_scheduled_is_cancelled(
+def test_a_restart_scheduled_by_an_earlier_process_is_cancelled(
     machine: Machine, seconds: int, mode: str, is_own: bool
 ) -> None:
     """It was killed, or of an earlier version, and kept no schedule. The time shows which is its own."""
@@ -158,7 +158,7 @@ def test_a_restart_that_an_earlier_process_scheduled_is_cancelled(
     assert machine.asked() == (["-c"] if is_own else [])
 
 
-def test_a_restart_that_was_perhaps_asked_for_is_not_asked_for_again(machine: Machine) -> None:
+def test_a_restart_that_was_possibly_requested_is_not_requested_again(machine: Machine) -> None:
     """The agent was killed in between, or its disk was full: a user may have stopped the restart."""
     machine.intents.keep("c1", {"boot": "boot-1"}, utc_now())
     with pytest.raises(CommandInterrupted):
@@ -180,8 +180,8 @@ def test_a_command_that_would_end_before_the_restart_schedules_none(machine: Mac
     assert machine.asked() == []
 
 
-def test_a_system_that_refuses_is_quoted(machine: Machine) -> None:
-    """For example without the right to restart it."""
+def test_a_refusal_by_the_system_is_quoted(machine: Machine) -> None:
+    """The agent may lack the right to restart it, for example."""
     machine.ends_with = 1
     with pytest.raises(CommandFailed, match="refused to restart: Failed to set wall message"):
         machine.perform(accepted("node.reboot", seconds=120))
@@ -196,7 +196,7 @@ def test_a_command_from_before_the_boot_restarts_nothing_without_a_record(machin
     assert machine.asked() == []
 
 
-def test_without_a_boot_id_nothing_is_begun(machine: Machine) -> None:
+def test_without_a_boot_id_nothing_is_started(machine: Machine) -> None:
     """The restart could not be verified."""
     machine.boot = ""
     with pytest.raises(CommandUnsupported, match="could not be verified"):

@@ -15,7 +15,7 @@ from trainmedic_agent.repairs.timing import RepairTime
 
 
 def test_a_program_killed_by_the_agents_stop_leaves_the_command_open(tmp_path: Path) -> None:
-    """As when the agent restarts its own unit: systemd kills both, and the queues hear of it later."""
+    """If the agent restarts its own unit, systemd kills both, and the queues learn of it later."""
     answer = programs.run([str(program(tmp_path / "p", "kill -TERM $$"))], 60)
     assert answer.code == -15
     began = time.monotonic()
@@ -24,15 +24,15 @@ def test_a_program_killed_by_the_agents_stop_leaves_the_command_open(tmp_path: P
         RepairTime(command).check_killed(answer)
 
 
-def test_one_killed_by_another_process_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent goes on."""
+def test_a_program_killed_by_another_process_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent continues."""
     monkeypatch.setattr(timing, "_STOP_SECONDS", 0.1)
     with pytest.raises(CommandFailed, match="signal 9 ended it; it may have had an effect") as failed:
         RepairTime(accepted("node.restart_unit")).check_killed(programs.ProgramAnswer(-9, "", ""))
     assert failed.value.output["may_be_done"] is True
 
 
-def test_nothing_is_begun_without_time() -> None:
+def test_nothing_is_started_without_time() -> None:
     """It would be killed at once, with an unknown effect."""
     left = RepairTime(accepted("node.restart_unit", seconds=60)).to_act()
     assert 0 < left < 60

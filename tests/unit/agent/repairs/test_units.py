@@ -16,7 +16,7 @@ from trainmedic_agent.repairs.policy import RestartPolicy
 from trainmedic_agent.repairs.units import RestartUnitExecutor
 
 
-def test_one_that_the_policy_no_longer_lists_is_not_rejected_once_begun(tmp_path: Path) -> None:
+def test_a_started_restart_of_a_no_longer_listed_unit_is_not_rejected(tmp_path: Path) -> None:
     """Rejected would mean that nothing was done."""
     shown = program(
         tmp_path / "systemctl", "printf 'LoadState=loaded\\nActiveState=active\\nSubState=x\\nInvocationID=7'"
@@ -35,8 +35,8 @@ def test_one_that_the_policy_no_longer_lists_is_not_rejected_once_begun(tmp_path
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
-def test_what_a_begun_restart_did_is_unknown_if_systemctl_shows_nothing(tmp_path: Path, is_begun: bool) -> None:
-    """Neither before the restart is repeated nor after it is failed a statement that nothing was done."""
+def test_a_started_restart_is_unknown_if_systemctl_shows_nothing(tmp_path: Path, is_begun: bool) -> None:
+    """The failure never claims that nothing was done, neither before a repeated restart nor after it."""
     silent = program(tmp_path / "systemctl", '[ "$1" = restart ]')
     journal = Journal(tmp_path / "state")
     try:

@@ -60,14 +60,14 @@ def test_each_change_is_one_command(action: str, params: dict[str, Any], line: s
 
 
 @pytest.mark.parametrize("user", ["root", "Mia.Berg", "mia@example.org", r"CORP\\mia", "1000", "m-b_1"])
-def test_a_reservation_takes_the_users_that_slurm_takes(user: str) -> None:
+def test_a_reservation_accepts_the_users_that_slurm_accepts(user: str) -> None:
     given = {"reservation": "trainmedic-a", "node": "n1", "minutes": 1}
     assert f"users={user}" in for_change("slurm.reserve", {**given, "users": [user]})
     SlurmReserveParams(users=(user,))
 
 
 @pytest.mark.parametrize("user", ["", "-root", "+root", "a,b", "a b", "a=b", "a\n", "@x"])
-def test_a_reservation_takes_no_text_that_means_others(user: str) -> None:
+def test_a_reservation_rejects_text_that_means_other_users(user: str) -> None:
     """Slurm reads a leading minus as all users but this one."""
     given = {"reservation": "trainmedic-a", "node": "n1", "minutes": 1}
     with pytest.raises(CommandRejected, match="users is"):
@@ -121,12 +121,12 @@ def test_a_job_is_one_id(job: object) -> None:
         ("slurm.comment", {"job": "7", "text": "a\0b"}),
     ],
 )
-def test_what_could_reach_further_is_refused(action: str, params: dict[str, Any]) -> None:
+def test_arguments_that_could_reach_further_are_rejected(action: str, params: dict[str, Any]) -> None:
     with pytest.raises(CommandRejected):
         for_change(action, params)
 
 
-def test_no_action_takes_a_state_to_return_to_after_a_reboot() -> None:
+def test_no_action_accepts_a_state_to_return_to_after_a_reboot() -> None:
     """A node whose GPUs no one has checked would get jobs."""
     with pytest.raises(CommandRejected, match="does not know 'nextstate'"):
         for_change("slurm.reboot", {"node": "n1", "reason": "hot", "nextstate": "RESUME"})

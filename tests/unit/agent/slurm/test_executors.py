@@ -97,7 +97,7 @@ def test_a_name_that_slurm_does_not_list_as_a_node_changes_nothing(
     assert commands.calls.read_text() == SHOWS_N1
 
 
-def test_excluded_nodes_are_nodes_too(commands: Commands) -> None:
+def test_excluded_nodes_are_checked_as_nodes_too(commands: Commands) -> None:
     commands.answers("echo NodeName=n1 Arch=x86_64; echo Node pair not found; exit 1")
     with pytest.raises(CommandFailed, match="lists no node pair"):
         commands.change("slurm.update", job="7", excluded_nodes=["n1", "pair"])
@@ -112,7 +112,7 @@ def test_a_change_that_an_earlier_process_may_have_run_is_not_repeated(commands:
     assert not commands.calls.exists()
 
 
-def test_what_slurm_refuses_was_not_done(commands: Commands) -> None:
+def test_a_change_refused_by_slurm_was_not_done(commands: Commands) -> None:
     commands.changes("echo 'slurm_update error: Invalid node name specified' >&2; exit 1")
     with pytest.raises(CommandFailed, match="Invalid node name specified") as caught:
         commands.change()
@@ -136,8 +136,8 @@ def test_a_missing_program_is_named(tmp_path: Path) -> None:
         executor.perform(AcceptedCommand(make_command("slurm.drain", params=DRAIN)))
 
 
-def test_a_reading_keeps_the_named_fields_and_takes_the_newest_parser(commands: Commands) -> None:
-    """In pages, of which an unchanged document sends none."""
+def test_a_reading_keeps_the_named_fields_and_uses_the_newest_parser(commands: Commands) -> None:
+    """It comes in pages; an unchanged document sends none."""
     commands.shows({"jobs": [{"job_id": 7, "command": "/secret"}], "errors": [], "meta": {"slurm": {"release": "26"}}})
     executor = commands.reading()
     first = read(executor)
@@ -172,7 +172,7 @@ def test_a_large_document_comes_in_pages_of_one_reading(commands: Commands) -> N
 
 
 @pytest.mark.parametrize("script", ["echo no JSON", "exit 1", "echo '{\"nodes\": []}'", "echo '{\"jobs\": 3}'"])
-def test_an_answer_without_the_records_is_no_empty_list(commands: Commands, script: str) -> None:
+def test_an_answer_without_the_records_is_not_an_empty_list(commands: Commands, script: str) -> None:
     """A failure never means that there are none."""
     commands.answers(f'[ "$1" = --json=list ] && {{ echo v0.0.45; exit; }}\n{script}')
     with pytest.raises(CommandFailed):
@@ -187,10 +187,10 @@ def test_an_answer_without_the_records_is_no_empty_list(commands: Commands, scri
         ("exec sleep 600", 3.0, "did not end in time"),
     ],
 )
-def test_a_list_of_parsers_that_cannot_be_read_is_a_failure(
+def test_an_unreadable_list_of_parsers_is_a_failure(
     commands: Commands, script: str, seconds: float, reason: str
 ) -> None:
-    """As without slurmctld on a node that gets its slurm.conf from it. A refusal would end the attempts."""
+    """slurmctld may be down on a node that gets its slurm.conf from it. A rejection would end the attempts."""
     commands.answers(script)
     with pytest.raises(CommandFailed, match=reason):
         read(commands.reading(), seconds=seconds)
@@ -202,8 +202,8 @@ def test_a_scontrol_without_the_servers_parser_is_refused(commands: Commands) ->
         read(commands.reading())
 
 
-def test_records_with_a_failed_status_are_no_list(commands: Commands) -> None:
-    """Unless the document states an error, which the server reads."""
+def test_records_with_a_failed_status_are_not_a_list(commands: Commands) -> None:
+    """A document that states an error is an exception: the server reads it."""
     commands.shows({"jobs": []}, status=1)
     with pytest.raises(CommandFailed, match="ended with status 1"):
         read(commands.reading())
@@ -212,8 +212,8 @@ def test_records_with_a_failed_status_are_no_list(commands: Commands) -> None:
 
 
 @pytest.mark.parametrize("what", ["jobs", "nodes"])
-def test_an_empty_list_without_its_time_is_no_answer(commands: Commands, what: str) -> None:
-    """scontrol may end with 0 and without records while slurmctld is away."""
+def test_an_empty_list_without_its_time_is_not_an_answer(commands: Commands, what: str) -> None:
+    """scontrol may exit with 0 and without records while slurmctld is unavailable."""
     fields = {"what": what, "fields": list(FIELDS[what])}
     commands.shows({what: [], "last_update": {"set": True, "number": 0}})
     with pytest.raises(CommandFailed, match="slurmctld has not answered"):
@@ -241,7 +241,7 @@ def test_too_much_output_is_refused(commands: Commands, monkeypatch: pytest.Monk
         {"parsers": ["v0.0.30"]},
     ],
 )
-def test_a_reading_that_is_none_is_rejected(commands: Commands, params: dict[str, Any]) -> None:
+def test_an_unknown_reading_is_rejected(commands: Commands, params: dict[str, Any]) -> None:
     commands.shows({"jobs": []})
     with pytest.raises(CommandRejected):
         read(commands.reading(), **params)
