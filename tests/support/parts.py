@@ -133,8 +133,7 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/integration/test_one_server.py"
         "::test_a_copy_is_served_once_the_first_server_has_ended_and_then_blocks_it",
         "tests/integration/test_one_server.py::test_a_killed_server_restarts_at_once",
-        "tests/integration/test_redis_outages.py::test_a_command_that_expires_meanwhile_fails_its_run"
-        "_and_what_it_may_have_done_is_undone",
+        "tests/integration/test_redis_outages.py::test_a_command_that_expires_in_an_outage_fails_its_run_and_is_undone",
         "tests/integration/test_redis_outages.py::test_commands_wait_for_a_redis_that_recovers_with_its_data",
         "tests/integration/test_standing_by.py::test_a_server_that_hung_does_nothing_after_it_resumes",
         "tests/integration/test_slack.py::test_a_message_whose_posting_was_not_answered_is_found_and_not_posted_twice",

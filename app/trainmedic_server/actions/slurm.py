@@ -124,7 +124,7 @@ class SlurmResume(Irreversible, NodeAction):
                     return node_state(node, "it stays out of service for its reboot: slurm.resume returns it")
                 return await self._return_rebooted(node)
             if not node.is_drained:
-                return {**node_state(node, "not drained: nothing to take back"), **UNCHANGED}
+                return node_state(node, "not drained: nothing to take back")
             if not owners or (is_undo and call.run_id not in owners):
                 message = f"node {node.name} stays drained: its reason is {node.reason!r}"
                 if is_undo:
@@ -429,7 +429,7 @@ class SlurmCancel(Irreversible, JobAction):
         async def attempt() -> Mapping[str, Any]:
             job = await self.slurm.job(job_id)
             if job.has_ended:
-                return job_state(job) if call.resumed else {**job_state(job, "it had ended already"), **UNCHANGED}
+                return job_state(job, "" if call.resumed else "it had ended already")
             await self.slurm.cancel(job_id)
             job = await self.slurm.job(job_id)
             if not job.has_ended:

@@ -120,8 +120,6 @@ class SlurmReleaseJob(Irreversible, JobAction):
             # A release ends the holds of all runs. A mark left behind would claim a later hold by a person.
             comment = job.admin_comment.replace(mark, "") if is_undo else _HOLD_MARKS.sub("", job.admin_comment)
             others = _HOLD_MARKS.search(comment) is not None
-            if not job.is_held and comment == job.admin_comment:
-                return {**job_state(job, "not held: nothing to release"), **UNCHANGED}
             if job.is_held and not job.has_ended and not others:
                 for part in job.parts:
                     await self.slurm.unhold(part)

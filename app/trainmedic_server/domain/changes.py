@@ -87,7 +87,12 @@ def of_run(run: Run, firing: Sequence[str] = (), lost: Mapping[str, str] = _NOTH
             yield _change(run, step, step.undo, firing, latest, lost)
 
 
-def never_given_back(run: Run, leaves_change: Callable[[str], bool], lapses: Lapses | None = None) -> Iterator[Change]:
+def never_given_back(
+    run: Run,
+    leaves_change: Callable[[str], bool],
+    lapses: Lapses | None = None,
+    lost: Mapping[str, str] = _NOTHING_LOST,
+) -> Iterator[Change]:
     """Return certain or possible changes without a pending undo, newest first.
 
     Excludes actions without `leaves_change`, ended leases, and what a later step reverted or a person closed.
@@ -107,12 +112,12 @@ def never_given_back(run: Run, leaves_change: Callable[[str], bool], lapses: Lap
         if lapses is not None and step.status is StepStatus.SUCCEEDED:
             lease = lapses.lease_of(step.action, step.output)
         if not lease or lapses is None:
-            yield _change(run, step, undo, (), None)
+            yield _change(run, step, undo, (), None, lost)
             continue
         until, firing = lapses.renewed_until(run), firing_names(lapses.alerts)
         if until is None or lapses.now <= until + lease:
             after = f", after {_resolution(firing)}" if firing else ""
-            yield replace(_change(run, step, undo, (), None), given_back=f"when its lease ends{after}")
+            yield replace(_change(run, step, undo, (), None, lost), given_back=f"when its lease ends{after}")
 
 
 def reverting(run: Run, step: StepState) -> Iterator[StepState]:

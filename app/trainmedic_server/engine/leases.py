@@ -90,10 +90,10 @@ class LeaseRenewer:
     def _in_effect(self, run_ids: Sequence[str], now: datetime, tx: Transaction) -> list[_InEffect]:
         not_silent_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         runs = tx.runs(run_ids)
-        alerts = tx.alerts_of([run.id for run in runs if not run.is_open])
+        alerts = tx.alerts_of([run.alerts_run_id for run in runs if not run.is_open])
         in_effect = []
         for run in runs:
-            decisive = alert.decisive(alerts.get(run.id, ()))
+            decisive = alert.decisive(alerts.get(run.alerts_run_id, ()))
             fires = (not record.is_resolved and record.last_heard_at >= not_silent_since for record in decisive)
             continues = run.is_open or any(fires)
             for step in run.steps:

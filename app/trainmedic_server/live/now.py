@@ -187,8 +187,10 @@ class NowApi:
         return ended, ended[-1].created_at if ended else now
 
     def changes_of(self, run: Run, alerts: Sequence[AlertRecord], events: Sequence[Event]) -> list[ChangeView]:
-        pending = changes.of_run(run, changes.firing_names(alerts), changes.lost_effects(events))
-        return [*change_views(pending), *change_views(self._lasting([run], {run.id: alerts}, self._clock.now()))]
+        lost = {run.id: changes.lost_effects(events)}
+        pending = changes.of_run(run, changes.firing_names(alerts), lost[run.id])
+        lasting = self._lasting([run], {run.alerts_run_id: alerts}, lost, self._clock.now())
+        return [*change_views(pending), *change_views(lasting)]
 
     async def _changed(
         self,
@@ -197,21 +199,24 @@ class NowApi:
         alerts: Mapping[str, Sequence[AlertRecord]],
         now: datetime,
     ) -> list[ChangeView]:
-        events = await self.present.losses_of_runs([run.id for run in unfinished])
-        alerts = {**alerts, **await self.present.alerts_of_runs([run.parent or run.id for run in ended])}
+        events = await self.present.losses_of_runs([run.id for run in (*unfinished, *ended)])
+        lost = {run_id: changes.lost_effects(of_run) for run_id, of_run in events.items()}
+        alerts = {**alerts, **await self.present.alerts_of_runs([run.alerts_run_id for run in ended])}
         pending = [
             change
             for run in unfinished
             for change in changes.of_run(
-                run,
-                changes.firing_names(alerts.get(run.parent or run.id, ())),
-                changes.lost_effects(events.get(run.id, ())),
+                run, changes.firing_names(alerts.get(run.alerts_run_id, ())), lost.get(run.id, {})
             )
         ]
-        return [*change_views(pending), *change_views(self._lasting([*unfinished, *ended], alerts, now))]
+        return [*change_views(pending), *change_views(self._lasting([*unfinished, *ended], alerts, lost, now))]
 
     def _lasting(
-        self, runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]], now: datetime
+        self,
+        runs: Sequence[Run],
+        alerts: Mapping[str, Sequence[AlertRecord]],
+        lost: Mapping[str, Mapping[str, str]],
+        now: datetime,
     ) -> Sequence[Change]:
         lasting = [
             change
@@ -219,7 +224,8 @@ class NowApi:
             for change in changes.never_given_back(
                 run,
                 self._engine.leaves_change,
-                changes.Lapses(alerts.get(run.parent or run.id, ()), now, self._engine.lease_of),
+                changes.Lapses(alerts.get(run.alerts_run_id, ()), now, self._engine.lease_of),
+                lost.get(run.id, {}),
             )
         ]
         return sorted(lasting, key=lambda change: change.since, reverse=True)

@@ -274,20 +274,18 @@ async def test_an_undo_whose_earlier_request_arrived_late_is_done() -> None:
 
 
 async def test_what_another_has_done_is_no_change_of_ours() -> None:
-    """The outputs say so: of a drain, a hold, a release, a resume and a cancel."""
+    """The outputs of a drain and a hold report it."""
     node, job = OneNode(), OneJob()
-    assert (await do(node, "slurm.resume", target=NODE))["changed"] is False
     assert "changed" not in await do(node, "slurm.drain", target=NODE)
     assert "changed" not in await do(node, "slurm.drain", target=NODE)  # a resumed attempt
     await node.drain("n1", "NHC: disk")
     assert (await do(node, "slurm.drain", target=NODE))["changed"] is False
-    assert (await do(job, "slurm.release"))["changed"] is False
     await job.hold("7")
     assert (await do(job, "slurm.hold"))["changed"] is False
     assert "changed" not in await do(job, "slurm.release")
     assert "changed" not in await do(job, "slurm.hold")
     job.known = replace(job.known, states=frozenset({"CANCELLED"}))
-    assert (await do(job, "slurm.cancel"))["changed"] is False
+    assert "changed" not in await do(job, "slurm.cancel")  # an unanswered cancel of ours looks the same
 
 
 async def test_an_empty_node_list_does_not_prove_that_a_node_is_gone() -> None:

@@ -84,14 +84,14 @@ def test_a_refusal_is_told_once_though_redis_answers_others(caplog: pytest.LogCa
     ]
 
 
-def test_a_missing_url_is_told_in_words(caplog: pytest.LogCaptureFixture) -> None:
-    """The server has not left one yet."""
+def test_a_missing_url_is_reported_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    """The server has not written one yet."""
     OutageLog("llm-1").begin(object(), NoRedisUrl("no URL is set"))
     assert "(no URL is set)" in caplog.text
 
 
-def test_an_answer_that_makes_no_sense_is_told_with_where(caplog: pytest.LogCaptureFixture) -> None:
-    """Once, too: it comes again with each try."""
+def test_an_invalid_answer_is_reported_with_its_source(caplog: pytest.LogCaptureFixture) -> None:
+    """It is reported once, although it is repeated with each try."""
     outage, reader = OutageLog("llm-1"), object()
     for _ in range(3):
         outage.begin(reader, TypeError("'int' object is not subscriptable"))
@@ -113,7 +113,7 @@ def test_an_answer_that_makes_no_sense_is_told_with_where(caplog: pytest.LogCapt
 def test_a_full_redis_keeps_its_connections(
     error: redis.RedisError, is_kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it refuses a command or a transaction; a new one is no help."""
+    """Redis may refuse a command or a transaction; a new connection would not help."""
     monkeypatch.setattr(connecting, "_check_room", lambda client: None)
     connection = RedisConnection(lambda: "redis://127.0.0.1:1", OutageLog("the job"))
     with connection.turn() as first:

@@ -26,8 +26,8 @@ class MadeProc:
         (self.root / "self" / "task" / "1" / "children").write_text(" ".join(children))
 
 
-def test_workers_count_also_after_they_have_ended(tmp_path: Path) -> None:
-    """Their time is in the process's own figures then, and neither lost nor counted twice."""
+def test_worker_time_still_counts_after_workers_end(tmp_path: Path) -> None:
+    """Their time is then in the process's own figures, and is neither lost nor counted twice."""
     proc = MadeProc(tmp_path)
     proc.write(0, p7=0, p8=0)
     meter = CpuMeter(0.0, tmp_path)
@@ -38,8 +38,8 @@ def test_workers_count_also_after_they_have_ended(tmp_path: Path) -> None:
     assert meter.cores(20.0) == pytest.approx(2.0)
 
 
-def test_what_goes_back_or_cannot_be_read_is_not_known(tmp_path: Path) -> None:
-    """A child that was handed to another process takes its time with it; and the next reading counts again."""
+def test_decreasing_or_unreadable_values_are_unknown(tmp_path: Path) -> None:
+    """A child that was handed to another process takes its time with it; the next reading counts again."""
     proc = MadeProc(tmp_path)
     proc.write(100, p7=5000)
     meter = CpuMeter(0.0, tmp_path)
@@ -52,8 +52,8 @@ def test_what_goes_back_or_cannot_be_read_is_not_known(tmp_path: Path) -> None:
     assert cpu_seconds(tmp_path / "nowhere") is None
 
 
-def test_this_machine_is_read_as_it_says_itself() -> None:
-    """Half a second of work of a child that has ended, and of one that has not."""
+def test_readings_match_what_this_machine_reports() -> None:
+    """An ended child and a running one have each worked for half a second."""
     before = cpu_seconds()
     work = "import time\nwhile time.process_time() < 0.5: pass"
     subprocess.run([sys.executable, "-S", "-c", work], check=True)

@@ -63,8 +63,8 @@ def install(monkeypatch: pytest.MonkeyPatch, **classes: type) -> None:
     monkeypatch.setattr(metadata, "entry_points", lambda group: points if group == detectors.GROUP else [])
 
 
-def test_what_a_detector_finds_becomes_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its name and what it says, but whose record it is says the rank."""
+def test_a_detectors_finding_becomes_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the detector's name and message, but the rank states whose record it is."""
     install(monkeypatch, high=High)
     rank = Rank(tmp_path, interval=1)
     for step, loss in enumerate([1.0, 50.0, 2.0]):
@@ -79,10 +79,10 @@ def test_what_a_detector_finds_becomes_a_record(tmp_path: Path, monkeypatch: pyt
     assert (second["message"], second["loss"], second["event"]) == ("again", 50.0, "detected")
 
 
-def test_one_that_fails_again_and_again_is_left_out_and_the_others_go_on(
+def test_a_detector_that_fails_repeatedly_is_dropped_and_the_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The job's log says which, once, and that it was left out; the last record counts the errors."""
+    """The job's log names it once and says that it was dropped; the last record counts the errors."""
     Broken.fed = 0
     install(monkeypatch, broken=Broken, high=High, unmade=Unmade)
     rank = Rank(tmp_path, interval=1)
@@ -105,7 +105,7 @@ def test_one_that_fails_again_and_again_is_left_out_and_the_others_go_on(
 
 
 def test_the_script_registers_a_function_a_class_and_an_object(tmp_path: Path) -> None:
-    """By a decorator or a call, and each says what it finds as one from a package does."""
+    """It uses a decorator or a call; each reports what it finds as a detector from a package does."""
     rank = Rank(tmp_path, interval=1)
 
     @rank.reports.detector
@@ -139,8 +139,8 @@ def test_the_script_registers_a_function_a_class_and_an_object(tmp_path: Path) -
     assert found[3]["limit"] == 5.0
 
 
-def test_an_error_now_and_then_leaves_nothing_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Only errors in a row count."""
+def test_occasional_errors_drop_no_detector(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Only consecutive errors count."""
     rank = Rank(tmp_path, interval=1)
 
     @rank.reports.detector
@@ -166,7 +166,7 @@ def test_an_error_now_and_then_leaves_nothing_out(tmp_path: Path, caplog: pytest
         (High, "taken"),
     ],
 )
-def test_what_is_no_detector_is_refused_at_once(tmp_path: Path, detector: Any, name: Any) -> None:
+def test_an_invalid_detector_is_rejected_at_once(tmp_path: Path, detector: Any, name: Any) -> None:
     """The script is wrong, and its author is there to see it."""
     rank = Rank(tmp_path)
     rank.reports.detector(High, name="taken")
@@ -177,8 +177,8 @@ def test_what_is_no_detector_is_refused_at_once(tmp_path: Path, detector: Any, n
     rank.written()
 
 
-def test_what_a_detector_finds_is_bounded(tmp_path: Path) -> None:
-    """In members, and in the length of each."""
+def test_a_detectors_finding_is_bounded(tmp_path: Path) -> None:
+    """The number of members and the length of each are limited."""
     rank = Rank(tmp_path, interval=1)
     rank.reports.detector(
         lambda record: {"message": "x" * 5000} | {f"m{at}": at for at in range(500)}, name="talkative"
@@ -189,7 +189,7 @@ def test_what_a_detector_finds_is_bounded(tmp_path: Path) -> None:
     assert len(found) < 50
 
 
-def test_without_records_a_detector_sees_nothing_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_records_a_detector_sees_nothing_and_the_log_reports_it(caplog: pytest.LogCaptureFixture) -> None:
     """A script is the same with and without a directory for records."""
     reports = JobReports(Progress())
     reports.detector(High)
@@ -199,10 +199,10 @@ def test_without_records_a_detector_sees_nothing_and_the_log_says_so(caplog: pyt
     assert "detector High gets no records" in caplog.text
 
 
-def test_detectors_see_what_the_program_logs_where_its_handler_is_added(
+def test_detectors_see_the_programs_log_lines_where_its_handler_is_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As records of their own, which are written nowhere; and never what Trainmedic logs."""
+    """They are separate records that are never written; Trainmedic's own log lines are not among them."""
     rank, logger = Rank(tmp_path, interval=1), logging.getLogger("acme.loader")
 
     @rank.reports.detector
@@ -227,8 +227,8 @@ def test_detectors_see_what_the_program_logs_where_its_handler_is_added(
     assert of_event(records, "log") == []
 
 
-def test_one_that_is_stuck_holds_up_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor the end of the job for long."""
+def test_a_stuck_detector_delays_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not delay the end of the job for long either."""
     install(monkeypatch, stuck=Stuck)
     rank = Rank(tmp_path, interval=1)
     for step in range(50):
@@ -238,7 +238,7 @@ def test_one_that_is_stuck_holds_up_no_record(tmp_path: Path, monkeypatch: pytes
     assert of_event(rank.lines(), "end")
 
 
-def test_one_that_finds_too_much_is_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detector_that_finds_too_much_is_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No detector can flood the log of its job."""
     install(monkeypatch, high=High)
     rank = Rank(tmp_path, interval=1)
@@ -248,15 +248,15 @@ def test_one_that_finds_too_much_is_cut_short(tmp_path: Path, monkeypatch: pytes
 
 
 def test_without_detectors_there_is_no_thread(tmp_path: Path) -> None:
-    """Nearly every job has none."""
+    """Nearly every job has no detectors."""
     before = threading.active_count()
     rank = Rank(tmp_path)
     assert threading.active_count() == before + 1
     rank.written()
 
 
-def test_what_one_finds_too_often_is_not_remembered() -> None:
-    """Times of suppressed findings would fill the memory of the rank."""
+def test_findings_that_are_too_frequent_are_not_remembered() -> None:
+    """The times of suppressed findings would fill the memory of the rank."""
     found = detectors.Detectors(lambda name, fields: None, "llm-1")
     found.add("always", lambda record: "again")
     for _ in range(500):

@@ -24,15 +24,15 @@ def torch_with(*held: int, initialized: bool = True) -> Any:
 
 
 def test_the_gpus_are_those_that_hold_memory_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By NVML's names; none before the job has begun to use CUDA."""
+    """They have NVML's names; there are none before the job has started to use CUDA."""
     monkeypatch.setitem(sys.modules, "torch", torch_with(0, 5, 7))
     assert devices.in_use() == ["GPU-00000001-5a3c", "GPU-00000002-5a3c"]
     monkeypatch.setitem(sys.modules, "torch", torch_with(5, initialized=False))
     assert devices.in_use() == []
 
 
-def test_a_pytorch_that_cannot_tell_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is half imported, or whose GPU has gone."""
+def test_a_pytorch_that_cannot_name_its_gpus_is_tolerated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be partly imported, or its GPU may have gone."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
     assert devices.in_use() == []
     broken = torch_with(1)
@@ -41,8 +41,8 @@ def test_a_pytorch_that_cannot_tell_is_no_trouble(monkeypatch: pytest.MonkeyPatc
     assert devices.in_use() == []
 
 
-def test_a_job_of_one_process_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On its node, with each of its GPUs; of several ranks, one alone does not know that."""
+def test_a_job_of_one_process_states_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It states its node and each of its GPUs; one of several ranks does not know this for the job."""
     monkeypatch.setenv("TRAINMEDIC_NODE", "n1")
     monkeypatch.setitem(sys.modules, "torch", torch_with(5, 5))
     with trainmedic.connect(job="j", redis_url="redis://127.0.0.1:1/0", rank=0, world_size=1) as medic:

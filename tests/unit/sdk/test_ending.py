@@ -25,8 +25,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_the_error_is_left_in_the_form_that_torchrun_reads(file: Path) -> None:
-    """With its time, by which torchrun tells who failed first, and its traceback."""
+def test_the_error_is_written_in_the_form_that_torchrun_reads(file: Path) -> None:
+    """It has a traceback and its time, by which torchrun finds out who failed first."""
     ending.write_error_file(raised(ValueError("a bad batch")))
     message = json.loads(file.read_text())["message"]
     assert message["message"] == "ValueError: a bad batch"
@@ -36,22 +36,22 @@ def test_the_error_is_left_in_the_form_that_torchrun_reads(file: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_an_error_that_is_there_already_stays(file: Path) -> None:
-    """PyTorch's own ``record`` has written it, or another rank that shares the file, and was first."""
+def test_an_existing_error_file_is_not_overwritten(file: Path) -> None:
+    """PyTorch's own ``record`` may have written it, or another rank that shares the file and was first."""
     file.write_text("{}")
     ending.write_error_file(raised(ValueError("a consequence")))
     assert file.read_text() == "{}"
 
 
 @pytest.mark.parametrize("error", [None, SystemExit(3), KeyboardInterrupt()])
-def test_what_is_no_error_leaves_nothing(file: Path, error: BaseException | None) -> None:
-    """A script that leaves by an exit code, a person who ends it."""
+def test_an_exit_that_is_no_error_writes_no_file(file: Path, error: BaseException | None) -> None:
+    """A script may leave by an exit code, or a person may end it."""
     ending.write_error_file(error)
     assert not file.exists()
 
 
-def test_the_error_of_a_rank_that_lost_another_one_is_not_left(file: Path) -> None:
-    """Torchrun would take it for the root cause: by its time it is earlier than the end of a rank that leaves none."""
+def test_the_error_of_a_rank_that_lost_another_one_is_not_written(file: Path) -> None:
+    """Torchrun would take it for the root cause: it is earlier than the end of a rank that writes none."""
     lost = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.7]:6549")
     wrapped = ValueError("the step failed")
     wrapped.__cause__ = lost
@@ -67,16 +67,16 @@ class Unreadable(Exception):
         raise RuntimeError("no text")
 
 
-def test_an_error_without_a_text_is_left_by_its_kind(file: Path) -> None:
-    """And ends nothing else."""
+def test_an_error_with_an_unreadable_text_is_written_by_its_type(file: Path) -> None:
+    """It ends nothing else."""
     ending.write_error_file(raised(Unreadable()))
     assert "Unreadable" in json.loads(file.read_text())["message"]["message"]
 
 
-def test_a_place_that_cannot_be_written_ends_nothing(
+def test_an_unwritable_error_file_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said in the log."""
+    """The log reports it."""
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "none" / "error.json"))
     ending.write_error_file(raised(ValueError("a bad batch")))
     assert "cannot write the error file" in caplog.text

@@ -28,26 +28,26 @@ OBJECTS = st.dictionaries(st.text(), VALUES, max_size=4)
 
 
 @given(IDS, st.text(), OBJECTS, OBJECTS, TIMES, st.none() | IDS)
-def test_a_command_is_read_as_it_was_written(
+def test_a_command_survives_an_encoding_round_trip(
     id_: str, text: str, target: dict[str, Any], params: dict[str, Any], time: datetime, undo_of: str | None
 ) -> None:
-    """Whatever its members hold."""
+    """Its members may hold anything."""
     sent = Command(id_, text, target, params, text, text, text, time, time, undo_of)
     assert Command.decode(sent.encode()) == sent
 
 
 @given(IDS, st.sampled_from(sorted(envelope.STATUSES)), st.none() | st.integers(0, 10**6), OBJECTS, TIMES)
-def test_a_reply_is_read_as_it_was_written(
+def test_a_reply_survives_an_encoding_round_trip(
     id_: str, status: str, rank: int | None, output: dict[str, Any], time: datetime
 ) -> None:
-    """Whatever its members hold; NUL alone, which not every database takes, becomes another character."""
+    """Its members may hold anything; only NUL, which not every database takes, is replaced."""
     sent = Reply(id_, "llm-1/0@host", status, rank, without_nul(output), time, job="llm-1")
     assert Reply.decode(sent.encode()) == sent
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_envelope_are_refused(raw: bytes) -> None:
-    """With one kind of error."""
+def test_bytes_that_are_no_envelope_are_rejected(raw: bytes) -> None:
+    """All raise one kind of error."""
     for kind in (Command, Reply):
         with pytest.raises(EnvelopeError):
             kind.decode(raw)
@@ -83,19 +83,19 @@ def whole() -> dict[str, Any]:
         ("expires_at", 7),
     ],
 )
-def test_a_member_that_is_wrong_is_refused(member: str, value: Any) -> None:
-    """Before anything is done with it."""
+def test_an_invalid_member_is_rejected(member: str, value: Any) -> None:
+    """This happens before anything is done with it."""
     with pytest.raises(EnvelopeError):
         Command.decode(json.dumps({**whole(), member: value}).encode())
 
 
-def test_members_that_are_not_known_are_left_out() -> None:
-    """A newer server may say more."""
+def test_unknown_members_are_ignored() -> None:
+    """A newer server may send more."""
     assert Command.decode(json.dumps({**whole(), "colour": "red"}).encode()).id == "c1"
 
 
-def test_a_signature_is_of_exactly_these_bytes_and_this_key() -> None:
-    """One changed byte, another key, or none at all is refused; without a key nothing is asked for."""
+def test_a_signature_covers_exactly_these_bytes_and_this_key() -> None:
+    """A changed byte, another key or no signature is rejected; without a key none is required."""
     signature = envelope.sign(b"command", b"key")
     verify(b"command", signature, b"key")
     verify(b"command", signature.encode(), b"key")
@@ -112,21 +112,21 @@ def test_a_signature_is_of_exactly_these_bytes_and_this_key() -> None:
 
 
 def test_the_signature_is_hmac_sha256() -> None:
-    """Test case 2 of RFC 4231."""
+    """This is test case 2 of RFC 4231."""
     assert envelope.sign(b"what do ya want for nothing?", b"Jefe") == (
         "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
     )
 
 
 def test_times_are_written_in_utc_to_the_microsecond() -> None:
-    """Whatever zone they came in."""
+    """They may have come in any time zone."""
     time = datetime(2026, 1, 31, 13, 0, 0, 1, tzinfo=timezone(timedelta(hours=1)))
     assert envelope.write_time(time) == "2026-01-31T12:00:00.000001Z"
     assert envelope.read_time("2026-01-31T13:00:00.000001+01:00") == time
 
 
-def test_a_fork_makes_ids_of_its_own() -> None:
-    """What was drawn for ids to come is not used by both; in one millisecond, only chance tells ids apart."""
+def test_a_fork_generates_its_own_ids() -> None:
+    """IDs drawn in advance are not used by both; within one millisecond only chance distinguishes IDs."""
     program = (
         "import os; from trainmedic.wire.envelope import new_id; new_id(0); child = os.fork();"
         "os.write(1, ' '.join([*(new_id(0) for _ in range(50)), chr(10)]).encode()); child and os.wait()"

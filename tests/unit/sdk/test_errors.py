@@ -37,14 +37,14 @@ def test_an_error_is_described_by_type_and_cause(error: Exception, text: str) ->
 
 
 def test_a_chain_of_errors_without_texts_ends() -> None:
-    """Even if it is a circle."""
+    """This holds even if the chain is circular."""
     one, other = ValueError(), KeyError()
     one.__cause__, other.__cause__ = other, one
     assert described(one).startswith("ValueError: KeyError")
 
 
 def test_only_an_error_without_an_unexpected_cause_needs_no_traceback() -> None:
-    """Of several ranks' errors each rank raises its own kind, from the one that it had."""
+    """Of several ranks' errors, each rank raises its own kind, from the one that it had."""
     failed, refused = NotAgreed("rank 0: KeyError: 'w'"), NotAgreed("rank 0: the disk is full")
     failed.__cause__, refused.__cause__ = KeyError("w"), OSError(28, "No space left")
     assert [is_explained(error) for error in (failed, refused, refused.__cause__)] == [False, True, True]

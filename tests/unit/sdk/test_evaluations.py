@@ -23,13 +23,15 @@ from trainmedic.trainer.evaluations import loss_and_perplexity, other_metrics
         ({"train_loss": 1.0, "interval_loss": 2.0, "val_loss_weight": 3.0, "loss": 4.0}, False, (None, None)),
     ],
 )
-def test_both_have_usual_names(metrics: dict[str, Any], is_of_tokens: bool, both: tuple[Any, Any]) -> None:
+def test_loss_and_perplexity_have_usual_names(
+    metrics: dict[str, Any], is_of_tokens: bool, both: tuple[Any, Any]
+) -> None:
     """The perplexity follows from the loss of tokens alone."""
     assert loss_and_perplexity(metrics, is_of_tokens) == both
 
 
-def test_what_else_an_evaluation_shows_is_told_by_its_name() -> None:
-    """Without the prefix; neither how long it took, nor what is no number, nor what the training shows."""
+def test_other_evaluation_values_are_reported_by_name() -> None:
+    """The prefix is removed; durations, non-numbers and the training's own values are left out."""
     metrics = {
         "eval_loss": 1.5,
         "eval_accuracy": 0.8,

@@ -18,7 +18,7 @@ NOTICE = RulesNotice.of(b"the rules", AT)
 
 @pytest.mark.parametrize("reader", [SHARED, OWN], ids=["by the shared key", "by the node's own"])
 def test_a_node_reads_its_notice_with_either_key(reader: Signer) -> None:
-    """A node that has its identity key alone knows that the server has written the rules."""
+    """A node that has only its identity key can verify that the server has written the rules."""
     read = RulesNotice.decode(NOTICE.encode("node-1", SHARED), "node-1", reader)
     assert read == NOTICE
     assert read.is_of(b"the rules")
@@ -35,19 +35,19 @@ def test_a_node_reads_its_notice_with_either_key(reader: Signer) -> None:
     ],
     ids=["of another node", "not signed", "by another key", "changed"],
 )
-def test_a_notice_that_is_not_the_servers_is_refused(value: bytes) -> None:
-    """Whoever can write to Redis can give nobody rules."""
+def test_a_notice_that_is_not_the_servers_is_rejected(value: bytes) -> None:
+    """Write access to Redis is not enough to give rules to a node."""
     with pytest.raises(BadSignature):
         RulesNotice.decode(value, "node-1", OWN)
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b'{"digest":7}', b'{"digest":"%s"}' % (b"a" * 64), b"x" * 5000])
-def test_a_notice_of_another_form_is_refused(value: bytes) -> None:
-    """Whatever is in Redis brings one error."""
+def test_a_malformed_notice_is_rejected(value: bytes) -> None:
+    """Whatever is in Redis raises one kind of error."""
     with pytest.raises(EnvelopeError):
         RulesNotice.decode(value, "node-1", None)
 
 
-def test_without_a_signing_key_a_notice_is_believed() -> None:
-    """As everything is then."""
+def test_without_a_signing_key_a_notice_is_trusted() -> None:
+    """Everything is trusted then."""
     assert RulesNotice.decode(NOTICE.encode("node-1", None), "node-1", None) == NOTICE

@@ -81,30 +81,30 @@ KINDS: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_the_same_batch_is_known_again_and_another_is_not(make: Callable[[int], Any]) -> None:
-    """Whatever it is made of."""
+def test_the_same_batch_is_recognized_and_another_is_not(make: Callable[[int], Any]) -> None:
+    """A batch may be made of anything."""
     assert isinstance(fingerprint(make(1)), int)
     assert len({fingerprint(make(seed)) for seed in range(30)}) == 30
     assert [fingerprint(make(seed)) for seed in range(5)] == [fingerprint(make(seed)) for seed in range(5)]
 
 
 @given(st.integers(1, 3000), st.integers(0, 10_000))
-def test_one_sample_in_place_of_another_shows(rows: int, seed: int) -> None:
-    """As far as each row counts: of up to 64 rows all are looked at."""
+def test_a_replaced_sample_changes_the_fingerprint(rows: int, seed: int) -> None:
+    """This holds as far as each row counts: of up to 64 rows, all are read."""
     batch = torch.randn(min(rows, 64), 37, generator=torch.Generator().manual_seed(seed))
     other = batch.clone()
     other[seed % len(batch)] = torch.randn(37)
     assert fingerprint(batch) != fingerprint(other)
 
 
-def test_shape_and_type_count() -> None:
+def test_shape_and_type_change_the_fingerprint() -> None:
     """The same numbers in another form are another batch."""
     numbers = torch.arange(12)
     forms = [numbers, numbers.view(3, 4), numbers.view(4, 3), numbers.int(), numbers.float(), numbers.tolist()]
     assert len({fingerprint(form) for form in forms}) == len(forms)
 
 
-def test_a_nan_is_as_good_as_any_number() -> None:
+def test_a_nan_counts_like_any_number() -> None:
     """Its bits are compared, not its value."""
     assert fingerprint(torch.tensor([math.nan, 1.0])) == fingerprint(torch.tensor([math.nan, 1.0]))
     assert fingerprint(torch.tensor([math.nan, 1.0])) != fingerprint(torch.tensor([math.nan, 2.0]))
@@ -123,20 +123,20 @@ def test_a_nan_is_as_good_as_any_number() -> None:
     ],
     ids=["nothing", "object", "nothings", "generator", "meta", "opaque", "opaque ones"],
 )
-def test_what_cannot_be_looked_at_has_none(batch: Any) -> None:
-    """For two of them would look alike whatever they hold."""
+def test_an_unreadable_batch_has_no_fingerprint(batch: Any) -> None:
+    """Two of them would otherwise look alike whatever they hold."""
     assert fingerprint(batch) is None
 
 
-def test_looking_takes_nothing_from_a_generator() -> None:
-    """It is the loop's to use up."""
+def test_fingerprinting_takes_nothing_from_a_generator() -> None:
+    """Only the loop may use it up."""
     batch = {"stream": (number for number in range(3)), "labels": torch.zeros(3)}
     assert fingerprint(batch) is not None
     assert list(batch["stream"]) == [0, 1, 2]
 
 
-def test_a_batch_that_breaks_when_it_is_looked_at_has_none() -> None:
-    """Training goes on."""
+def test_a_batch_that_raises_when_it_is_read_has_no_fingerprint() -> None:
+    """Training continues."""
 
     class Hostile(dict[str, Any]):
         def __getitem__(self, name: str) -> Any:
@@ -149,8 +149,8 @@ def test_a_batch_that_breaks_when_it_is_looked_at_has_none() -> None:
     assert fingerprint({"endless": endless, "x": 1}) is not None
 
 
-def test_what_is_on_a_device_is_read_later() -> None:
-    """As it was when it was drawn, whatever the step has done to it since; here by a device that is none."""
+def test_data_on_a_device_are_read_later() -> None:
+    """They are read as they were when drawn, whatever the step has done since; the device here is a fake."""
 
     class Remote(torch.Tensor):
         device = torch.device("cuda")  # type: ignore[assignment]
@@ -168,7 +168,7 @@ def test_what_is_on_a_device_is_read_later() -> None:
 
 @pytest.mark.parametrize("kind", ["tensor", "needs a gradient", "every other", "array", "nested", "bfloat16"])
 @pytest.mark.parametrize("size", [slice(None), slice(2)], ids=["large", "small"])
-def test_a_batch_is_looked_at_before_it_is_changed(kind: str, size: slice) -> None:
+def test_a_batch_is_read_before_it_is_changed(kind: str, size: slice) -> None:
     """The fingerprint holds no view of it, though it is read after the step has changed it."""
 
     def made() -> tuple[Any, Any]:
@@ -181,7 +181,7 @@ def test_a_batch_is_looked_at_before_it_is_changed(kind: str, size: slice) -> No
     assert read(unread) == fingerprint(made()[1]) != fingerprint(batch)
 
 
-def test_bytes_that_can_change_are_kept_as_they_were() -> None:
+def test_mutable_bytes_are_copied() -> None:
     """A ``bytearray`` may be used again for the next batch."""
     batch = bytearray(b"abc" * 5000)
     unread = fingerprints.fingerprint(batch)
@@ -189,8 +189,8 @@ def test_bytes_that_can_change_are_kept_as_they_were() -> None:
     assert read(unread) == fingerprint(bytearray(b"abc" * 5000)) != fingerprint(batch)
 
 
-def test_another_process_comes_to_the_same() -> None:
-    """So that a checkpoint can keep them over a restart."""
+def test_another_process_computes_the_same_fingerprint() -> None:
+    """So a checkpoint can keep fingerprints across a restart."""
     program = (
         "import torch; from trainmedic.recovery.fingerprints import fingerprint, read;"
         "print(read(fingerprint({'a': torch.arange(5000), 'b': ['x', 1.5]})))"

@@ -54,8 +54,8 @@ COURSES: dict[str, Course] = {
 
 @pytest.mark.parametrize("mean", COURSES.values(), ids=COURSES)
 @pytest.mark.parametrize("noise", [0.001, 0.02, 0.1])
-def test_no_checkpoint_of_a_normal_training_is_ill(mean: Course, noise: float) -> None:
-    """A noisy loss that falls, stays or drifts, all along four trainings; nor is there a rise."""
+def test_no_checkpoint_of_a_normal_training_is_unhealthy(mean: Course, noise: float) -> None:
+    """In four trainings a noisy loss falls, stays or drifts; none has a rise either."""
     for seed in range(4):
         losses = noisy(400, mean, noise, seed)
         for step in range(1, 400, 7):
@@ -65,7 +65,7 @@ def test_no_checkpoint_of_a_normal_training_is_ill(mean: Course, noise: float) -
 
 
 @pytest.mark.parametrize("after", [1, 2, 10, 45])
-def test_a_checkpoint_after_the_jump_is_ill(after: int) -> None:
+def test_a_checkpoint_after_the_jump_is_unhealthy(after: int) -> None:
     """The loss is 4.13 against a median of 1.9, from the first step after the jump on."""
     losses = noisy(300, lambda step: 1.9, 0.05, 1) + [4.13] * after
     found = health_now(reported(losses), finite=True)
@@ -73,8 +73,8 @@ def test_a_checkpoint_after_the_jump_is_ill(after: int) -> None:
     assert "the loss was 4.13 when it was written, against a median of" in problem(found)
 
 
-def test_few_reports_say_nothing() -> None:
-    """With fewer than 20 the usual spread is not known, and what is not known is not ill."""
+def test_few_reports_give_no_verdict() -> None:
+    """With fewer than 20 the usual spread is unknown, and what is unknown is not unhealthy."""
     assert problem(health_now(reported([1.0] * (FEWEST - 2) + [100.0]))) == ""
     assert problem(health_now(reported([1.0] * FEWEST + [100.0]))) != ""
     assert problem(health_now(Progress())) == ""
@@ -93,14 +93,14 @@ def test_few_reports_say_nothing() -> None:
         (CheckpointHealth(1e-9, 0.0, 0.0, reports=100), ""),
     ],
 )
-def test_each_sign_of_illness(health: CheckpointHealth, words: str) -> None:
-    """And what is none."""
+def test_each_sign_of_an_unhealthy_checkpoint(health: CheckpointHealth, words: str) -> None:
+    """The healthy values next to them are no sign."""
     assert words in problem(health)
     assert bool(problem(health)) == bool(words)
 
 
-def test_a_rate_off_its_schedule_is_ill_until_it_has_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For five minutes, in which somebody would have put it right; then it may be meant."""
+def test_a_rate_off_its_schedule_is_unhealthy_until_it_has_lasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is five minutes, in which a user would have corrected it; after that it may be intended."""
     progress, now = Progress(), time.perf_counter()
 
     def health(rate: float, expected: float | None, after: float) -> CheckpointHealth:
@@ -118,7 +118,7 @@ def test_a_rate_off_its_schedule_is_ill_until_it_has_lasted(monkeypatch: pytest.
     assert health(3.0, 0.1, 305).on_schedule is False
 
 
-def test_another_training_of_the_process_is_not_judged_by_the_one_before() -> None:
+def test_another_training_of_the_process_is_not_judged_by_the_previous_one() -> None:
     progress = reported([4.0] * 2 * FEWEST)
     progress.add_report(100, 4.0, 1.0, 1e-7, None, time.perf_counter(), expected_learning_rate=1e-7)
     progress.begin_training(time.perf_counter())
@@ -126,8 +126,8 @@ def test_another_training_of_the_process_is_not_judged_by_the_one_before() -> No
     assert health_now(progress) == CheckpointHealth(9.0, 9.0, 0.0, 1.0, 1.0, reports=1)
 
 
-def test_a_norm_that_is_not_finite_is_kept_as_such() -> None:
-    """As JSON has no NaN, it is a text there."""
+def test_a_non_finite_norm_is_kept_as_such() -> None:
+    """JSON has no NaN, so it is a text there."""
     found = health_now(reported([2.0] * 30, norm=math.inf), finite=True)
     members = found.to_json()
     assert members["grad_norm"] == "nan"
@@ -142,14 +142,14 @@ def test_a_norm_that_is_not_finite_is_kept_as_such() -> None:
         **dict.fromkeys(("finite", "ranks_agree", "on_schedule"), st.none() | st.booleans()),
     )
 )
-def test_a_mark_gives_back_what_was_put_in(health: CheckpointHealth) -> None:
-    """To the bit, so that it is judged as it was."""
+def test_a_health_mark_survives_a_round_trip(health: CheckpointHealth) -> None:
+    """It is equal to the bit, so that it is judged as before."""
     assert repr(CheckpointHealth.from_json(health.to_json())) == repr(health)
 
 
 @pytest.mark.parametrize("members", [None, [], "x", {"loss": "high"}, {"loss": []}, {"reports": "many"}])
-def test_a_health_that_cannot_be_read_is_not_known(members: object) -> None:
-    """A mark of an earlier version, or a damaged one."""
+def test_unreadable_health_is_unknown(members: object) -> None:
+    """The mark is of an earlier version, or damaged."""
     assert CheckpointHealth.from_json(members) is None
 
 
@@ -161,10 +161,8 @@ def test_a_health_that_cannot_be_read_is_not_known(members: object) -> None:
     jump=st.floats(1.6, 50),
     seed=st.integers(0, 10_000),
 )
-def test_a_rise_begins_with_its_first_raised_loss(
-    before: int, after: int, noise: float, jump: float, seed: int
-) -> None:
-    """However long it has lasted: at 20 reports a second, 6.9 s of them are more than the usual level is taken of."""
+def test_a_rise_starts_at_its_first_raised_loss(before: int, after: int, noise: float, jump: float, seed: int) -> None:
+    """Its duration does not matter: at 20 reports/s, 6.9 s exceed the window of the usual level."""
     losses = noisy(before, lambda step: 1.9, noise, seed) + noisy(after, lambda step: 1.9 * jump, noise, seed + 1)
     begun = rise(reports(losses))
     assert begun is not None
@@ -173,7 +171,7 @@ def test_a_rise_begins_with_its_first_raised_loss(
     )  # a raised one just before, by chance, may count to it
 
 
-def test_a_rise_that_is_slow_counts_from_where_it_began() -> None:
+def test_a_slow_rise_counts_from_its_start() -> None:
     """The checkpoints in the middle of it are spoiled already."""
     flat = noisy(200, lambda step: 2.0, 0.01, 3)
     begun = rise(reports(flat + [2.0 + 0.05 * step for step in range(40)]))
@@ -181,16 +179,16 @@ def test_a_rise_that_is_slow_counts_from_where_it_began() -> None:
     assert 200 < begun.step < 210
 
 
-def test_a_rise_that_is_over_is_none() -> None:
-    """A single bad batch, long ago."""
+def test_a_rise_that_is_over_does_not_count() -> None:
+    """It was a single bad batch, long ago."""
     losses = noisy(300, lambda step: 1.9, 0.02, 5)
     losses[150] = math.nan
     losses[200] = 9.0
     assert rise(reports(losses)) is None
 
 
-def test_a_higher_level_that_lasts_is_the_new_one() -> None:
-    """As of other data; a rollback is not to go back over all of it."""
+def test_a_higher_level_that_lasts_becomes_the_new_level() -> None:
+    """Other data may cause it; a rollback is not to go back over all of it."""
     losses = noisy(200, lambda step: 1.9, 0.02, 5) + noisy(500, lambda step: 2.9, 0.02, 6)
     assert rise(reports(losses[:300], seconds=1.0)) == Onset(201, True, 201)
     assert rise(reports(losses, seconds=1.0)) is None
@@ -198,18 +196,18 @@ def test_a_higher_level_that_lasts_is_the_new_one() -> None:
 
 
 def test_between_two_reports_there_may_be_many_steps() -> None:
-    """The rise may have begun with any of them; certain it is only where it was reported."""
+    """The rise may have started at any of them; it is certain only where it was reported."""
     found = [ReportedValues(10 * number, number, 1.9 if number < 50 else 4.13, None) for number in range(1, 60)]
     assert rise(found) == Onset(491, True, 500)
 
 
-def test_losses_that_are_no_numbers_are_a_rise_by_themselves() -> None:
-    """Even where nothing usual is known."""
+def test_non_finite_losses_are_a_rise_by_themselves() -> None:
+    """This holds even where no usual level is known."""
     assert rise(reports([2.0, math.nan, math.nan])) == Onset(2, True, 2)
 
 
-def test_the_onset_is_the_rise_that_lasted_when_the_alert_began() -> None:
-    """Not the time at which the alert began, which was 6.9 s later; nor what has happened since then."""
+def test_the_onset_is_the_rise_in_progress_when_the_alert_started() -> None:
+    """It is not the alert's start, which was 6.9 s later, nor anything that has happened since then."""
     losses = noisy(400, lambda step: 1.9, 0.02, 5) + [4.13] * 200
     progress = reported(losses)
     alert = envelope.utc_now() - timedelta(seconds=APART * (200 - 138))
@@ -217,8 +215,8 @@ def test_the_onset_is_the_rise_that_lasted_when_the_alert_began() -> None:
     assert onset_of(Rollback(), progress) == Onset(401, True, 401)
 
 
-def test_without_a_rise_the_onset_is_the_step_at_the_alerts_beginning() -> None:
-    """None where the record does not go back that far, or no time was given."""
+def test_without_a_rise_the_onset_is_the_step_at_the_alerts_start() -> None:
+    """It is None where the record does not go back that far, or no time was given."""
     progress = reported(noisy(400, lambda step: 1.9, 0.02, 5))
     found = onset_of(Rollback(before=envelope.utc_now() - timedelta(seconds=APART * 100)), progress)
     assert found is not None
@@ -249,8 +247,8 @@ def test_a_tripling_on_a_falling_curve_is_a_fault(mean: Course, at: int) -> None
         assert problem(health_now(reported(losses[:at]))) == ""
 
 
-def test_the_spread_is_that_of_the_last_hundred() -> None:
-    """The median absolute deviation from their median, where they do not fall."""
+def test_the_spread_is_that_of_the_last_hundred_losses() -> None:
+    """It is the median absolute deviation from their median, where they do not fall."""
     losses = noisy(500, lambda step: 5.0 + step / 100, 0.02, 9)
     found = health_now(reported(losses))
     last = losses[-100:]

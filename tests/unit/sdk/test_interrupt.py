@@ -24,18 +24,18 @@ def frame_in(file: Path) -> FrameType:
 
 @pytest.mark.parametrize("file", FILES)
 def test_no_code_of_the_sdk_is_interrupted(file: str) -> None:
-    """Wherever in it the loop is, so that no checkpoint is left half written and no command half carried out."""
+    """The loop may be anywhere in it: no checkpoint is left half written and no command half carried out."""
     assert (SDK / file).exists()
     assert interrupt._is_ours(frame_in(SDK / file))
 
 
 def test_the_users_code_is_interrupted() -> None:
-    """Also where it lies beside the SDK, under a name that begins alike."""
+    """This holds also where it lies next to the SDK, under a name with the same prefix."""
     assert not interrupt._is_ours(frame_in(SDK.with_name("trainmedic_runs") / "train.py"))
 
 
 def test_waiting_for_data_is_interrupted() -> None:
-    """`fetch` is code of the SDK, and the one place of it where a loop waits for what is the user's."""
+    """`fetch` is code of the SDK, and the only place where a loop waits for user code."""
 
     class Probe:
         def __next__(self) -> FrameType:

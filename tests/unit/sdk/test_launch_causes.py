@@ -50,40 +50,40 @@ def attempts(*ended: tuple[Cause, int]) -> list[AttemptRecord]:
         ("", ""),
     ],
 )
-def test_the_last_error_that_was_printed_is_known_by_its_kind(printed: str, kind: str) -> None:
-    """Behind the prefixes of launchers, and not by what torchrun ends with."""
+def test_the_last_printed_error_is_recognized_by_its_type(printed: str, kind: str) -> None:
+    """Launchers' prefixes are skipped, and torchrun's closing lines do not count."""
     assert error_kind(printed) == kind
 
 
 def test_the_rank_that_failed_first_is_the_cause() -> None:
-    """By torchrun's own summary, which has it last."""
+    """Torchrun's own summary names it last."""
     assert causes.rank_ends(SUMMARY) == [RankEnd(3, -9, 3, 4714), RankEnd(0, 1, 0, 4711)]
     assert causes.rank_ends("no summary") == []
 
 
-def test_so_many_retries_are_made() -> None:
-    """By different causes, without progress."""
+def test_retries_are_limited() -> None:
+    """They have different causes and make no progress."""
     failed = attempts((KILLED, 5), (RAISED, 5), (KILLED, 5), (RAISED, 5))
     assert refusal(failed[:3], 3) is None
     assert "--retries is 3" in str(refusal(failed, 3))
     assert str(refusal(failed[:1], 0)).endswith("it has failed once, and --retries is 0")
 
 
-def test_the_same_cause_three_times_without_progress_is_the_end() -> None:
-    """Another cause in between, or progress, is not."""
+def test_the_same_cause_three_times_without_progress_ends_the_job() -> None:
+    """Another cause in between, or progress, does not end it."""
     assert refusal(attempts((KILLED, 5), (KILLED, 5), (KILLED, 4)), 9) is not None
     assert refusal(attempts((KILLED, 5), (RAISED, 5), (KILLED, 5)), 9) is None
     assert refusal(attempts((KILLED, 5), (KILLED, 5), (KILLED, 6)), 9) is None
 
 
-def test_progress_begins_the_count_anew() -> None:
-    """A job of weeks may fail now and then; one that never reported a step has made none."""
+def test_progress_resets_the_count() -> None:
+    """A job of weeks may fail now and then; one that never reported a step has made no progress."""
     assert refusal(attempts(*((KILLED, step) for step in range(100))), 3) is None
     assert refusal(attempts((KILLED, -1), (RAISED, -1)), 1) is not None
 
 
-def test_a_cause_is_told_in_words() -> None:
-    """For the log, the history and the playbooks."""
+def test_a_cause_is_described_in_words() -> None:
+    """The log, the history and the playbooks use the description."""
     assert str(KILLED) == "rank 1 was ended by SIGKILL"
     assert str(RAISED) == "rank 0 ended with exit code 1 (ValueError)"
     assert str(Cause(0, causes.HANG)) == "the job hung"
@@ -116,8 +116,8 @@ CLOSING = "W0131 api.py:1028] Sending process 40 closing signal SIGTERM\n"
         ("", False),
     ],
 )
-def test_who_lost_another_rank_is_known_by_the_last_error(text: str, is_victims: bool) -> None:
-    """Or by one that led to it. Whoever lost the connection to a storage lost no rank."""
+def test_a_rank_that_lost_another_one_is_recognized_by_its_last_error(text: str, is_victims: bool) -> None:
+    """An error that led to it counts too. One that lost a connection to storage lost no rank."""
     assert causes.last_error(text).is_victims is is_victims
 
 
@@ -145,11 +145,11 @@ def test_who_lost_another_rank_is_known_by_the_last_error(text: str, is_victims:
 def test_torchruns_first_failure_is_the_cause_unless_it_is_a_victim(
     ends: list[RankEnd], own: dict[int, str], printed: str, cause: Cause
 ) -> None:
-    """And no signal is told with an exception, which sends none."""
+    """No signal is reported with an exception, which sends none."""
     assert causes.cause_of(1, ends, own, printed, 30) == cause
 
 
-def test_where_all_ranks_of_a_node_lost_another_one_the_cause_says_so() -> None:
+def test_the_cause_states_that_all_ranks_of_a_node_lost_another_one() -> None:
     """The first failure was on another node then, and none of these ranks is to be taken for it."""
     ends = [RankEnd(1, 1, 1, 42), RankEnd(0, -15, 0, 40)]
     assert causes.cause_of(1, ends, {1: LOST}, CLOSING, 30).lost_peer
@@ -171,20 +171,20 @@ def test_where_all_ranks_of_a_node_lost_another_one_the_cause_says_so() -> None:
     ],
 )
 def test_a_plain_programs_cause_is_its_own_end(status: int, printed: str, cause: Cause) -> None:
-    """Of a signal the word that a shell prints, at most."""
+    """For a signal it is at most the word that a shell prints."""
     assert causes.cause_of(status, [], {}, printed, 30) == cause
 
 
-def test_the_lines_of_a_rank_are_known_by_their_marks() -> None:
-    """By PyTorch's, or else by torchrun's, which counts the ranks of its node."""
+def test_the_lines_of_a_rank_are_recognized_by_their_prefixes() -> None:
+    """PyTorch's prefix counts, or else torchrun's, which counts the ranks of its node."""
     text = "[default1]:[rank5]: KeyError: 1\n[default0]:LostError: x\n[default1]:Killed\nplain\n[rank9]: other"
     assert causes.lines_of(RankEnd(5, 1, 1), text) == "[default1]:[rank5]: KeyError: 1\n[default1]:Killed"
     assert causes.lines_of(RankEnd(9, 1, 7), text) == "[rank9]: other"
     assert causes.lines_of(RankEnd(9, 1, 7), "no marks") is None
 
 
-def test_only_a_further_step_than_all_before_is_progress() -> None:
-    """By the last attempt alone: then the next one begins soon."""
+def test_only_a_step_beyond_all_earlier_ones_is_progress() -> None:
+    """The last attempt alone decides: if it made progress, the next one starts soon."""
     assert causes.has_progress(attempts((KILLED, 5)))
     assert causes.has_progress(attempts((KILLED, 5), (KILLED, 6)))
     assert not causes.has_progress(attempts((KILLED, 5), (KILLED, 5)))
@@ -194,8 +194,8 @@ def test_only_a_further_step_than_all_before_is_progress() -> None:
 
 
 @pytest.mark.parametrize("digits", [10, 500, 5000])
-def test_a_job_cannot_print_a_number_that_is_none(digits: int) -> None:
-    """Python reads none of thousands of digits: the launcher would end by such a line, and the job with it."""
+def test_a_job_cannot_print_an_unreadable_number(digits: int) -> None:
+    """Python parses none of thousands of digits: such a line would end the launcher, and the job with it."""
     number = "9" * digits
     lines = f"  rank : {number} (local_rank: 0)\n  exitcode : -{number} (pid: 1)\n"
     assert causes.rank_ends(lines) == []

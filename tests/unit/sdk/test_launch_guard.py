@@ -20,7 +20,7 @@ STUBBORN = "trap '' TERM USR1; (exec setsid sleep 60) & sleep 60; sleep 60"
 
 @pytest.mark.parametrize("order", [b"", b"pass 10\n"])
 def test_a_launcher_that_ends_leaves_no_process(order: bytes) -> None:
-    """The guard can report neither the job's process nor a signal, and kills the job after the grace all the same."""
+    """The guard can report neither the job's process nor a signal, but kills the job after the grace period."""
     orders, lifeline = os.pipe()
     report, reports = os.pipe()
     program = [sys.executable, guard.__file__, str(orders), str(reports), "1", "-1", "sh", "-c", STUBBORN]

@@ -31,7 +31,7 @@ LOGS = Path("/logs")
     ],
 )
 def test_torchrun_is_told_to_keep_the_output_of_each_rank(line: str, changed: str) -> None:
-    """By whatever name it goes; options behind the script are the script's."""
+    """It may have any name; options after the script are the script's."""
     assert LaunchLine.of(line.split()).for_attempt(LOGS) == changed.split()
 
 
@@ -43,8 +43,8 @@ def test_torchrun_is_told_to_keep_the_output_of_each_rank(line: str, changed: st
         ("srun python train.py", "srun --exclude=n1,n2 python train.py"),
     ],
 )
-def test_nodes_are_bounded_and_left_out_where_the_launcher_can(line: str, changed: str) -> None:
-    """torchrun by its bounds, unless they are given; srun by name."""
+def test_nodes_are_limited_and_excluded_where_the_launcher_can(line: str, changed: str) -> None:
+    """Torchrun does it by its bounds, unless they are given; srun does it by name."""
     assert LaunchLine.of(line.split()).for_attempt(None, ("n1", "n2"), (2, 4)) == changed.split()
 
 
@@ -78,8 +78,8 @@ def test_nodes_are_bounded_and_left_out_where_the_launcher_can(line: str, change
         ("srun -n1 a : -n2 b : -n3 c", "srun --exclude=n1 -n1 a : --exclude=n1 -n2 b : --exclude=n1 -n3 c"),
     ],
 )
-def test_a_node_stays_out_beside_those_that_the_user_excludes(line: str, changed: str | None) -> None:
-    """srun takes its last --exclude alone; one behind the program is the program's. None: n9 becomes n9,n1."""
+def test_a_node_stays_excluded_in_addition_to_those_that_the_user_excludes(line: str, changed: str | None) -> None:
+    """srun uses only its last --exclude; one after the program is the program's. None: n9 becomes n9,n1."""
     changed = line.replace("n9", "n9,n1") if changed is None else changed
     launch = LaunchLine.of(line.split())
     assert launch.why_no_node_excludable == ""
@@ -100,7 +100,7 @@ def test_no_node_is_added_to_a_file_of_excluded_ones(line: str) -> None:
         "srun -n1 a : --my-plugin-flag python -x 4",
     ],
 )
-def test_an_exclusion_that_may_be_the_programs_is_left_alone(line: str) -> None:
+def test_an_exclusion_that_may_be_the_programs_is_not_changed(line: str) -> None:
     """The word after an unknown option may be its value or the program."""
     why = LaunchLine.of(line.split()).why_no_node_excludable
     assert "--my-plugin-flag is unknown" in why
@@ -118,8 +118,8 @@ def test_an_exclusion_that_may_be_the_programs_is_left_alone(line: str) -> None:
         "srun python -m torch.distributed.run t.py",
     ],
 )
-def test_other_commands_are_left_as_they_are(line: str) -> None:
-    """And a torchrun of which somebody keeps the output already."""
+def test_other_commands_are_not_changed(line: str) -> None:
+    """This includes a torchrun whose output the user already keeps."""
     assert LaunchLine.of(line.split()).for_attempt(LOGS) == line.split()
 
 
@@ -132,7 +132,7 @@ def test_other_commands_are_left_as_they_are(line: str) -> None:
         ("accelerate launch t.py", None),
     ],
 )
-def test_only_a_torchrun_can_begin_in_a_process_that_is_warm(line: str, interpreter: str | None) -> None:
+def test_only_torchrun_can_start_in_a_warm_process(line: str, interpreter: str | None) -> None:
     """The older module passes ``--local-rank`` to the script, and torchrun does not."""
     assert LaunchLine.of(line.split()).interpreter == interpreter
 
@@ -147,13 +147,13 @@ def test_only_a_torchrun_can_begin_in_a_process_that_is_warm(line: str, interpre
         ("python train.py --max-restarts=3", False),
     ],
 )
-def test_torchrun_may_start_ranks_again_by_its_own_option_alone(line: str, restarts: bool) -> None:
-    """Options behind the script are the script's."""
+def test_torchrun_may_restart_ranks_only_by_its_own_option(line: str, restarts: bool) -> None:
+    """Options after the script are the script's."""
     assert LaunchLine.of(line.split()).restarts_ranks is restarts
 
 
-def test_torchruns_own_variable_may_start_ranks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option counts before it."""
+def test_torchruns_own_variable_may_restart_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option takes precedence over it."""
     monkeypatch.setenv("PET_MAX_RESTARTS", "2")
     assert LaunchLine.of(["torchrun", "--standalone", "train.py"]).restarts_ranks
     assert not LaunchLine.of(["torchrun", "--max-restarts=0", "train.py"]).restarts_ranks
@@ -172,13 +172,13 @@ def test_torchruns_own_variable_may_start_ranks_again(monkeypatch: pytest.Monkey
         ("python train.py --nnodes 2", False),
     ],
 )
-def test_several_nodes_are_known_by_torchruns_option(line: str, is_one_of_several: bool) -> None:
-    """Written as one word or as two; options behind the script are the script's."""
+def test_several_nodes_are_recognized_by_torchruns_option(line: str, is_one_of_several: bool) -> None:
+    """It is written as one word or as two; options after the script are the script's."""
     assert LaunchLine.of(line.split()).is_one_of_several is is_one_of_several
 
 
 def test_torchrun_also_reads_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator for Kubernetes sets them; options precede."""
+    """An operator for Kubernetes sets them; options take precedence."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("PET_NNODES", "2")
     monkeypatch.setenv("PET_NPROC_PER_NODE", "8")
@@ -201,8 +201,8 @@ def test_torchrun_also_reads_its_variables(monkeypatch: pytest.MonkeyPatch) -> N
         ("torchrun train.py --nproc-per-node 8", ""),
     ],
 )
-def test_a_warm_process_has_torchruns_threads(line: str, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for each of several ranks."""
+def test_a_warm_process_has_torchruns_thread_count(line: str, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has one thread if there are several ranks."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert LaunchLine.of(line.split()).threads == threads
 
@@ -217,8 +217,8 @@ def test_a_warm_process_has_torchruns_threads(line: str, threads: str, monkeypat
         ("torchrun -t3 --nnodes 2 train.py", False),
     ],
 )
-def test_the_scripts_options_are_told_from_torchruns(line: str, stores: bool) -> None:
-    """Behind ``--`` and behind flags; a short option may have its value in the same word."""
+def test_the_scripts_options_are_distinguished_from_torchruns(line: str, stores: bool) -> None:
+    """They come after ``--`` or after flags; a short option may have its value in the same word."""
     assert LaunchLine.of(line.split()).can_store_ranks is stores
     assert LaunchLine.of(line.split()).is_one_of_several is ("--nnodes" in line)
 
@@ -228,13 +228,13 @@ def test_the_scripts_options_are_told_from_torchruns(line: str, stores: bool) ->
     [([], None), (["--max-nodes=4"], (1, 4)), (["--min-nodes=2", "--max-nodes=4"], (2, 4))],
 )
 def test_the_bounds_of_an_elastic_job_are_read(options: list[str], bounds: tuple[int, int] | None) -> None:
-    """One node is the least by default."""
+    """The minimum is one node by default."""
     assert program._bounds(program.parser().parse_args(options), LaunchLine.of(["torchrun", "t.py"])) == bounds
 
 
 @pytest.mark.parametrize("options", [["--min-nodes=0", "--max-nodes=2"], ["--min-nodes=3", "--max-nodes=2"]])
-def test_wrong_bounds_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """No nodes at all too."""
+def test_invalid_bounds_are_rejected(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """No nodes at all are rejected too."""
     with pytest.raises(SystemExit):
         program._bounds(program.parser().parse_args(options), LaunchLine.of(["torchrun", "t.py"]))
     assert "--min-nodes, which must be 1 or more" in capsys.readouterr().err

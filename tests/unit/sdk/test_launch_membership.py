@@ -34,8 +34,8 @@ def orders() -> Orders:
     return Orders()
 
 
-def test_a_node_that_is_left_out_is_answered_when_its_processes_have_ended(orders: Orders) -> None:
-    """And taken back in the same way."""
+def test_an_excluded_node_is_confirmed_when_its_processes_have_ended(orders: Orders) -> None:
+    """It is readmitted in the same way."""
     nodes = NodeExclusions("n1", starts_all_nodes=False)
     nodes.exclude(orders.command(EXCLUDE, "n1"))
     assert (nodes.is_left_out, nodes.has_changed, orders.answers) == (True, True, [])
@@ -46,8 +46,8 @@ def test_a_node_that_is_left_out_is_answered_when_its_processes_have_ended(order
     assert (nodes.is_left_out, orders.answers[1]) == (False, {"node": "n1", "left_out": []})
 
 
-def test_two_playbooks_that_want_a_node_out_both_have_to_take_it_back(orders: Orders) -> None:
-    """By their undo; an order of its own takes it back at once."""
+def test_two_playbooks_that_exclude_a_node_must_both_readmit_it(orders: Orders) -> None:
+    """They do so by their undo; a command of its own readmits it at once."""
     nodes = NodeExclusions("n1", starts_all_nodes=False)
     first, second = orders.command(EXCLUDE, "n1"), orders.command(EXCLUDE, "n1")
     nodes.exclude(first)
@@ -60,7 +60,7 @@ def test_two_playbooks_that_want_a_node_out_both_have_to_take_it_back(orders: Or
 
 
 def test_nothing_is_applied_while_the_processes_still_run(orders: Orders) -> None:
-    """A second command for the same node waits for the attempt's end too, as does one that changes nothing then."""
+    """A second command for the same node waits for the attempt's end too, as does one without effect."""
     nodes = NodeExclusions("head", starts_all_nodes=True)
     assert nodes.exclude(orders.command(EXCLUDE, "n1")) is None
     assert nodes.exclude(orders.command(EXCLUDE, "n1")) is None
@@ -71,15 +71,15 @@ def test_nothing_is_applied_while_the_processes_still_run(orders: Orders) -> Non
     assert nodes.exclude(orders.command(EXCLUDE, "n1")) == {"node": "n1", "left_out": ["n1"]}
 
 
-def test_above_several_nodes_the_others_go_on(orders: Orders) -> None:
-    """The launcher itself has something to start all the time."""
+def test_above_several_nodes_the_others_continue(orders: Orders) -> None:
+    """The launcher itself always has something to start."""
     nodes = NodeExclusions("head", starts_all_nodes=True)
     nodes.exclude(orders.command(EXCLUDE, "n2"))
     nodes.exclude(orders.command(EXCLUDE, "n1"))
     assert (nodes.without, nodes.is_left_out) == (("n1", "n2"), False)
 
 
-def test_a_launcher_that_cannot_leave_a_node_out_says_so(orders: Orders) -> None:
+def test_a_launcher_that_cannot_exclude_a_node_reports_it(orders: Orders) -> None:
     nodes = NodeExclusions("head", starts_all_nodes=True, cannot="its --exclude names a file")
     with pytest.raises(Rejected, match="names a file"):
         nodes.exclude(orders.command(EXCLUDE, "n1"))
@@ -87,14 +87,14 @@ def test_a_launcher_that_cannot_leave_a_node_out_says_so(orders: Orders) -> None
 
 
 @pytest.mark.parametrize("node", ["n2", "", None, 7, "n1,n2", "--nodes=1", "a b"])
-def test_what_is_no_node_of_this_launcher_is_rejected(orders: Orders, node: Any) -> None:
-    """It goes into a command line."""
+def test_a_node_unknown_to_this_launcher_is_rejected(orders: Orders, node: Any) -> None:
+    """The name goes into a command line."""
     with pytest.raises(Rejected):
         NodeExclusions("n1", starts_all_nodes=False).exclude(orders.command(EXCLUDE, node))
 
 
-def test_a_node_that_is_left_out_for_load_is_told_apart(orders: Orders) -> None:
-    """By load it comes back only if nothing else has left it out: a node with a fault is not what a job lacks."""
+def test_a_node_excluded_for_load_is_distinguished(orders: Orders) -> None:
+    """It returns for load only if nothing else excludes it: a job does not lack a faulty node."""
     nodes = NodeExclusions("head", starts_all_nodes=True)
     for_load, fault = orders.command(EXCLUDE, "n4"), orders.command(EXCLUDE, "n4")
     for_load.params["for_load"] = True  # type: ignore[index]

@@ -17,7 +17,7 @@ from trainmedic.launch.output import OutputCopies, bound_file
 
 
 def test_lines_of_two_streams_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The beginning of a line waits for its rest while the other stream prints."""
+    """The start of a line waits for its rest while the other stream prints."""
     monkeypatch.setattr(output, "_LONGEST_HOLD", 60.0)
     kept = RotatingFile(tmp_path / "kept", 1 << 20)
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
@@ -41,7 +41,7 @@ def test_lines_of_two_streams_are_not_mixed(tmp_path: Path, monkeypatch: pytest.
     assert copies.tail(out).endswith("no end of line")
 
 
-def test_a_prompt_comes_without_the_end_of_its_line(tmp_path: Path) -> None:
+def test_a_prompt_is_passed_on_without_a_line_end(tmp_path: Path) -> None:
     """It is passed on while the job waits for an answer."""
     kept = RotatingFile(None, 1 << 20)
     source, end = os.pipe()
@@ -54,7 +54,7 @@ def test_a_prompt_comes_without_the_end_of_its_line(tmp_path: Path) -> None:
 
 
 def test_a_line_that_grows_slowly_is_passed_on_before_it_ends(tmp_path: Path) -> None:
-    """As the dots of a program that prints one for each batch: a pause between them is not needed."""
+    """An example is a program that prints a dot for each batch: no pause between the dots is needed."""
     source, end = os.pipe()
     received, sink = os.pipe()
     copies = OutputCopies([(source, sink)], RotatingFile(None, 1 << 20))
@@ -70,7 +70,7 @@ def test_a_line_that_grows_slowly_is_passed_on_before_it_ends(tmp_path: Path) ->
 
 
 def test_a_link_in_place_of_a_ranks_output_is_not_followed(tmp_path: Path) -> None:
-    """What it points to keeps its middle."""
+    """The file that it points to keeps its middle."""
     victim = tmp_path / "victim"
     content = os.urandom(4 << 20)
     victim.write_bytes(content)
@@ -79,8 +79,8 @@ def test_a_link_in_place_of_a_ranks_output_is_not_followed(tmp_path: Path) -> No
     assert victim.read_bytes() == content
 
 
-def test_a_terminal_that_does_not_block_gets_all_output() -> None:
-    """Another program has made it so, and reads slowly."""
+def test_a_non_blocking_terminal_gets_all_output() -> None:
+    """Another program has made it non-blocking, and it reads slowly."""
     source, end = os.pipe()
     received, sink = os.pipe()
     for pipe in (end, sink):

@@ -27,10 +27,10 @@ def written(directory: Path, monkeypatch: pytest.MonkeyPatch, rank: int, local_r
             path.write_text(path.read_text().replace('"over": true', '"over": false'))
 
 
-def test_a_launcher_without_rank_0_sees_progress_by_the_first_rank_of_its_node(
+def test_a_launcher_without_rank_0_detects_progress_by_its_nodes_first_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else three failures of a long run, alike and far apart, would end the attempts of that node."""
+    """Otherwise three similar failures far apart in a long run would end the attempts of that node."""
     written(tmp_path, monkeypatch, rank=8, local_rank=0)
     assert StatusReader(tmp_path).read() == JobStatus(Reached(40, -1), 0.0)
 
@@ -42,7 +42,7 @@ def test_only_the_first_rank_of_a_node_writes(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_hang_is_judged_by_rank_0_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others wait for rank 0 in a collective while that evaluates, and do not say so."""
+    """Others wait for rank 0 in a collective while it evaluates, and do not report that."""
     written(tmp_path, monkeypatch, rank=8, local_rank=0, over=False)
     other = StatusReader(tmp_path).read()
     assert other is not None

@@ -24,8 +24,8 @@ def write(directory: Path, **fields: object) -> None:
     (directory / FILE_NAME).write_text(json.dumps(status))
 
 
-def test_the_rollbacks_that_wait_are_told(tmp_path: Path) -> None:
-    """With how long the job hangs beyond its limit."""
+def test_pending_rollbacks_are_reported(tmp_path: Path) -> None:
+    """The status states how long the job hangs beyond its limit."""
     write(tmp_path, waiting=[ROLLBACK])
     status = StatusReader(tmp_path).read()
     assert status is not None
@@ -34,8 +34,8 @@ def test_the_rollbacks_that_wait_are_told(tmp_path: Path) -> None:
     assert (status.reached.step, status.reached.checkpoint) == (30, 20)
 
 
-def test_a_job_that_never_counts_as_hanging_states_what_it_reached(tmp_path: Path) -> None:
-    """By ``connect(hang_floor=math.inf)``."""
+def test_a_job_that_never_counts_as_hanging_states_the_step_it_reached(tmp_path: Path) -> None:
+    """It sets ``connect(hang_floor=math.inf)``."""
     write(tmp_path, limit=float("inf"))
     status = StatusReader(tmp_path).read()
     assert status is not None
@@ -43,24 +43,24 @@ def test_a_job_that_never_counts_as_hanging_states_what_it_reached(tmp_path: Pat
 
 
 @pytest.mark.parametrize("waiting", [["a,b", "x" * 36, 7, None, ROLLBACK + "\n"], []])
-def test_what_is_no_id_is_passed_over(tmp_path: Path, waiting: list[object]) -> None:
-    """It goes into the environment of the next attempt."""
+def test_an_invalid_id_is_skipped(tmp_path: Path, waiting: list[object]) -> None:
+    """It would go into the environment of the next attempt."""
     write(tmp_path, waiting=waiting)
     status = StatusReader(tmp_path).read()
     assert status is not None
     assert status.waiting == ()
 
 
-def test_an_older_sdk_says_nothing_of_rollbacks(tmp_path: Path) -> None:
-    """Job and launcher need not be of one release."""
+def test_an_older_sdk_reports_no_rollbacks(tmp_path: Path) -> None:
+    """Job and launcher need not be of the same release."""
     write(tmp_path)
     status = StatusReader(tmp_path).read()
     assert status is not None
     assert status.waiting == ()
 
 
-def test_a_job_writes_what_waits(tmp_path: Path) -> None:
-    """At the next look, and no more when it is over."""
+def test_a_job_writes_its_pending_rollbacks(tmp_path: Path) -> None:
+    """It does so at the next check, and stops when they are over."""
     waiting = [ROLLBACK]
     file = StatusFile(Progress(time.perf_counter()), tmp_path / FILE_NAME, lambda: waiting)
     try:
@@ -73,8 +73,8 @@ def test_a_job_writes_what_waits(tmp_path: Path) -> None:
     assert (first["waiting"], last["waiting"], last["over"]) == ([ROLLBACK], [], True)
 
 
-def test_the_next_attempt_knows_what_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its environment; the first one has nothing there."""
+def test_the_next_attempt_knows_the_pending_rollbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads them from its environment; the first attempt has none there."""
     monkeypatch.delenv(WAITING, raising=False)
     assert waited_before() == frozenset()
     monkeypatch.setenv(WAITING, f"{ROLLBACK},b")
@@ -91,21 +91,21 @@ def test_the_next_attempt_knows_what_waited(monkeypatch: pytest.MonkeyPatch) -> 
         '{"step":1,"checkpoint":1,"stall":1,"limit":"nan","over":false}',
     ],
 )
-def test_what_is_no_status_is_passed_over(tmp_path: Path, raw: str) -> None:
-    """The job goes on, and nothing makes a hang of it: its processes write what they like."""
+def test_an_invalid_status_is_skipped(tmp_path: Path, raw: str) -> None:
+    """The job continues and does not count as hanging: its processes may write anything."""
     (tmp_path / FILE_NAME).write_text(raw)
     assert StatusReader(tmp_path).read() is None
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    """A launcher that waits for a pipe handles no signal, and starts no other attempt."""
+def test_a_status_path_that_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """A launcher that waits for a pipe handles no signal and starts no other attempt."""
     make(tmp_path / FILE_NAME)
     assert StatusReader(tmp_path).read() is None
 
 
-def test_a_step_that_no_job_reaches_is_none(tmp_path: Path) -> None:
-    """Any progress after it would not be seen as any."""
+def test_an_unreachable_step_is_ignored(tmp_path: Path) -> None:
+    """No progress after it would be recognized."""
     write(tmp_path, step=10**30, checkpoint=-(10**30))
     status = StatusReader(tmp_path).read()
     assert status is not None

@@ -8,7 +8,7 @@ from trainmedic.launch.warm import _fork_rank
 
 
 def test_a_killed_torchrun_ends_the_requests() -> None:
-    """Also if messages to it were unread, for which Linux resets the connection."""
+    """This holds also if messages to it were unread, for which Linux resets the connection."""
     own, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with own:
         own.send(b"ended")

@@ -34,16 +34,16 @@ def registry() -> HandlerRegistry:
     return HandlerRegistry("bert", {}, contextlib.nullcontext)
 
 
-def test_a_loop_that_takes_commands_itself_is_not_handed_a_bound_that_it_may_not_know() -> None:
-    """It would look for a count in the parameters, and end the training where there is none."""
+def test_a_loop_that_takes_commands_itself_gets_no_bound_it_may_not_know() -> None:
+    """It would look for a count in the parameters and end the training if there is none."""
     answers: Answers = []
     returned = registry().carry_out([command(answers, at_most=4), command(answers, count=4)])
     assert [one.params for one in returned] == [{"count": 4}]
     assert answers == [("unsupported", {"reason": NO_UPPER_BOUND})]
 
 
-def test_a_registered_handler_is_handed_the_bound() -> None:
-    """What it raises is an answer, and ends no training."""
+def test_a_registered_handler_receives_the_bound() -> None:
+    """An exception that it raises is an answer, and does not end the training."""
     answers: Answers = []
     handlers = registry()
     handlers.register(ACTION, lambda one: {"previous": 9, "count": agreed_workers(one, 9)}, "live")

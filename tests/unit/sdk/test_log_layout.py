@@ -26,14 +26,14 @@ ROOT = Path("/logs")
         ("\udcff", "%FF"),
     ],
 )
-def test_a_job_of_any_name_is_one_part_of_a_path(job: str, part: str) -> None:
-    """And is read back from it."""
+def test_a_job_of_any_name_is_one_path_component(job: str, part: str) -> None:
+    """The name is read back from it."""
     assert encoded(job) == part
     assert decoded(part) == job
 
 
-def test_a_name_that_is_too_long_for_a_file_is_cut_and_stays_apart_from_others() -> None:
-    """Two that differ only at the end have two directories, and neither cuts through an encoded byte."""
+def test_a_name_too_long_for_a_file_is_cut_and_stays_distinct() -> None:
+    """Two that differ only at the end have two directories, and the cut splits no encoded byte."""
     names = ["ö" * 253, "ö" * 252 + "o"]
     parts = [encoded(name) for name in names]
     assert len(set(parts)) == 2
@@ -44,8 +44,8 @@ def test_a_name_that_is_too_long_for_a_file_is_cut_and_stays_apart_from_others()
 
 
 @pytest.mark.parametrize("part", ["", "a/b", "%2f", "%41", "..", "ä", "a b", "%"])
-def test_what_no_name_is_encoded_to_is_no_job(part: str) -> None:
-    """So that no two directories stand for one job."""
+def test_a_text_that_no_name_encodes_to_is_no_job(part: str) -> None:
+    """So no two directories stand for one job."""
     assert decoded(part) is None
 
 
@@ -61,8 +61,8 @@ _ODD_NAMES = (
 
 
 @pytest.mark.parametrize("raw", _ODD_NAMES)
-def test_any_name_that_a_file_can_have_is_read(raw: bytes) -> None:
-    """Whoever may write in a directory chooses names. They are no UTF-8, no number, or too large a one."""
+def test_any_valid_file_name_is_handled(raw: bytes) -> None:
+    """A user who may write to a directory chooses names: no UTF-8, no number, or too large a number."""
     name = os.fsdecode(raw)
     assert decoded(name) in (None, name)
     for place in (f"{name}/attempt-1/launcher-n1.log", f"j/attempt-1/launcher-{name}.log", f"j/attempt-1/{name}"):
@@ -92,8 +92,8 @@ LOGS = AttemptLogs.of(ROOT, "team/llm", 3)
         (LOGS.dump(12), {"kind": log_layout.FLIGHT_RECORDER, "rank": 12}),
     ],
 )
-def test_each_path_says_whose_it_is(path: Path, expected: dict[str, object]) -> None:
-    """Job and attempt always; node and rank where they are in the name."""
+def test_each_path_states_its_owner(path: Path, expected: dict[str, object]) -> None:
+    """Job and attempt are always stated, node and rank where they are in the name."""
     found = file_at(path.relative_to(ROOT))
     assert found == LogFile(job="team/llm", directory="team%2Fllm", attempt=3, **expected)  # type: ignore[arg-type]
 
@@ -112,6 +112,6 @@ def test_each_path_says_whose_it_is(path: Path, expected: dict[str, object]) -> 
         "llm/attempts.jsonl",
     ],
 )
-def test_other_files_are_none_of_the_layout(path: str) -> None:
-    """A status file, a note, an attempt that has no number."""
+def test_other_files_are_not_part_of_the_layout(path: str) -> None:
+    """They are a status file, a note and an attempt without a number."""
     assert file_at(PurePath(path)) is None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from trainmedic.wire.log_limit import LogLimit
 
 
-def test_so_many_lines_in_each_span_of_time() -> None:
-    """The last of them is known as such, so that it can say that others are left out."""
+def test_the_number_of_lines_per_interval_is_limited() -> None:
+    """The last of them is marked, so that it can state that others are left out."""
     now = 0.0
     limit = LogLimit(lines=2, seconds=60.0, clock=lambda: now)
     assert (limit.lets_through(), limit.is_last) == (True, False)
