@@ -196,6 +196,21 @@ async def test_a_hold_without_undo_is_kept_while_its_alert_fires_and_then_runs_o
     assert len(held.renewed) == count
 
 
+async def test_the_hold_of_an_ended_member_is_kept_while_the_groups_alert_fires(world: MakeWorld) -> None:
+    """The alert belongs to the parent run."""
+    group = HOLD.replace("target: node", 'target: {nodes: {rack: "r1"}}').replace("undo: on_resolve", "undo: never")
+    w, held = await begun(world, group, inventory={"attributes:n1": "rack=r1"})
+    alert = w.alert()
+    await w.post(alert)
+    await w.pass_time(1000)
+    assert not (await w.run()).is_open
+    assert len(held.renewed) >= 9
+    await w.resolve(alert)
+    count = len(held.renewed)
+    await w.pass_time(1000)
+    assert len(held.renewed) == count
+
+
 async def test_a_hold_without_undo_whose_alert_nobody_speaks_of_runs_out(world: MakeWorld) -> None:
     """Its end may have been lost; so it is no longer kept than an alert that is not heard of counts as firing."""
     w, held = await begun(world, HOLD.replace("on_resolve", "never"), assume_resolved_after=timedelta(hours=1))

@@ -172,6 +172,16 @@ async def test_a_leased_change_without_an_undo_ends_with_its_lease(world: MakeWo
     await w.engine.stop()
 
 
+async def test_a_lost_lease_without_an_undo_is_shown_as_lost(world: MakeWorld) -> None:
+    w, held, _ = await begun(world, HOLD.replace("undo: on_resolve", "undo: never"))
+    await w.engine.pause("ann")
+    held.lapse()
+    await w.pass_time(THIRD)
+    [change] = (await _now(w)).changed
+    assert (change.undo, change.lost_because) == ("never", "its lease had run out")
+    await w.engine.stop()
+
+
 async def test_a_pause_says_who_and_since_when() -> None:
     """And a run that it holds back says that it waits for somebody to resume."""
     world = EngineWorld(
