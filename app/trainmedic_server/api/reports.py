@@ -52,6 +52,7 @@ def router(compiler: ReportCompiler, parts: RouteParts) -> ApiRoutes:
 
     @routes.read(
         "/jobs/{job:path}/curves",
+        404,
         summary="Loss, throughput and learning rate of a job over time",
         response_model=JobCurves,
     )
@@ -63,6 +64,7 @@ def router(compiler: ReportCompiler, parts: RouteParts) -> ApiRoutes:
 
     @routes.read(
         "/agents/{node:path}/readings",
+        404,
         summary="Newest readings of a node's GPUs",
         response_model=NodeReadings,
     )

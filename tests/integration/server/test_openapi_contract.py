@@ -55,6 +55,8 @@ def address() -> Iterator[Address]:
     thread.join(30)
 
 
+LONGEST_HEAD = 32 * 1024
+
 # /events does not end, so that no client which waits for the whole answer can call it.
 schema = schemathesis.openapi.from_dict(openapi_document()).exclude(path="/events")
 # Boundary values are made by each worker when it collects the tests: they are left to the rest.
@@ -71,4 +73,15 @@ schema.config.phases.coverage.enabled = parts.selected is not parts.Part.QUICK
 )
 def test_every_answer_is_declared(case: schemathesis.Case, address: Address) -> None:
     """Status, media type, headers and body match the document, for valid and invalid requests."""
-    case.call_and_validate(base_url=address.url, checks=CHECKS)
+    response = case.call(base_url=address.url)
+    if response.status_code in (414, 431):  # not an operation's: the head is longer than any may be
+        assert len(str(response.request.url)) > LONGEST_HEAD / 2
+        return
+    case.validate_response(response, checks=CHECKS)
+
+
+@pytest.mark.parametrize("path", [path for path in openapi_document()["paths"] if "{job}" in path or "{node}" in path])
+def test_a_path_with_a_name_declares_404(path: str) -> None:
+    """A name with a line feed matches no path."""
+    for method, operation in openapi_document()["paths"][path].items():
+        assert "404" in operation["responses"], f"{method} {path}"
