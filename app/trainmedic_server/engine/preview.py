@@ -62,6 +62,8 @@ def _would_have_applied(actions: Sequence[tuple[str, bool]]) -> str:
     """``actions``: name, and whether a condition would decide at the run."""
     certain = ", ".join(action for action, is_conditional in actions if not is_conditional)
     possible = ", ".join(action for action, is_conditional in actions if is_conditional)
+    if not certain and possible:
+        return f"would have applied {possible}, depending on the run"
     told = f"would have applied {certain or 'nothing'}"
     return f"{told}, and depending on the run {possible}" if possible else told
 

@@ -13,7 +13,7 @@ from tests.unit.engine.world import World
 from trainmedic.wire.envelope import Reply
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Decision, Status
-from trainmedic_server.engine import guards
+from trainmedic_server.engine import guards, preview
 from trainmedic_server.engine.finding_alert_sender import IntakeAlertSender
 from trainmedic_server.ports.limits import EngineLimits
 
@@ -352,3 +352,7 @@ async def test_a_reply_that_comes_too_late_is_on_record(world: MakeWorld) -> Non
     assert record is not None
     [late] = [event for event in record.events if event.kind == "late_reply"]
     assert (late.actor, late.data["status"], late.data["output"]) == ("n1", "applied", {"watts": 560})
+
+
+def test_an_observed_run_names_steps_that_all_depend_on_the_run() -> None:
+    assert preview._would_have_applied([("test.cap", True)]) == "would have applied test.cap, depending on the run"
